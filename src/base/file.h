@@ -1,0 +1,90 @@
+#pragma once
+// Files: reading, mapping, and writing so that a reader never sees half of anything.
+
+#include <cstddef>
+#include <filesystem>
+#include <functional>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "base/result.h"
+
+namespace mi {
+
+using Path = std::filesystem::path;
+
+// Whole file as text; refused above max_bytes. Only regular files (a FIFO or directory is refused, never waited for).
+Result<std::string> read_file(const Path& p, size_t max_bytes = size_t(256) << 20);
+
+// A read-only mapping of a regular file. An empty file maps to an empty span.
+class MappedFile {
+ public:
+  static Result<MappedFile> open(const Path& p);
+  MappedFile() = default;
+  MappedFile(MappedFile&&) noexcept;
+  MappedFile& operator=(MappedFile&&) noexcept;
+  ~MappedFile();
+  std::span<const std::byte> bytes() const { return {data_, size_}; }
+  const Path& path() const { return path_; }
+  // Tells the kernel that [offset, offset+len) will not be needed again / is about to be read in order.
+  void drop(size_t offset, size_t len) const;
+  void will_need(size_t offset, size_t len) const;
+
+ private:
+  const std::byte* data_ = nullptr;
+  size_t size_ = 0;
+  Path path_;
+};
+
+// Sequential writer; every error (disk full first of all) is reported with the path.
+class FileWriter {
+ public:
+  static Result<FileWriter> create(const Path& p);
+  FileWriter(FileWriter&&) noexcept;
+  FileWriter& operator=(FileWriter&&) noexcept;
+  ~FileWriter();                      // closes; an unfinished file stays for its owner (OutputDir) to remove
+  Status write(std::span<const std::byte> bytes);
+  Status write(std::string_view text);
+  Status write_at(size_t offset, std::span<const std::byte> bytes);
+  Status pad_to(size_t alignment);    // zero bytes
+  size_t offset() const { return offset_; }
+  Status finish();                    // flush, fsync, close
+
+ private:
+  FileWriter() = default;
+  int fd_ = -1;
+  size_t offset_ = 0;
+  Path path_;
+  std::string buffer_;
+  Status flush();
+};
+
+Status write_file(const Path& p, std::string_view text);   // plain, inside an OutputDir
+
+// An output directory (or file) that appears whole or not at all. Work happens in a sibling ".NAME.tmp-PID-xxxx";
+// commit() fsyncs and renames it into place (an existing output, allowed by force, is swapped with renameat2(RENAME_EXCHANGE)
+// and removed after). Destruction without commit, Ctrl-C (SIGINT, SIGTERM: see remove_outputs_on_signal) or an error
+// removes the temporary; what a kill -9 left is removed by the next run with the same output name.
+class OutputDir {
+ public:
+  // Refuses an existing output unless force; a force on something that is not an output of this program (no marker
+  // file: model.mir or engine.json) is refused too. The parent must exist.
+  static Result<OutputDir> create(const Path& final_path, bool force);
+  OutputDir(OutputDir&&) noexcept;
+  ~OutputDir();
+  const Path& path() const { return tmp_; }        // write here
+  Status commit();
+
+ private:
+  OutputDir() = default;
+  Path tmp_, final_;
+  bool force_ = false;
+};
+// Installs handlers that remove unfinished outputs and exit with 128 + signal.
+void remove_outputs_on_signal();
+
+// Free bytes of the file system that holds p (or its nearest existing parent).
+Result<uint64_t> free_bytes(const Path& p);
+
+}  // namespace mi

@@ -1,0 +1,63 @@
+#pragma once
+// A loaded engine: weights mapped, activation arena allocated, KV pages owned, kernels chosen. run() executes one step.
+// Not thread-safe: one step at a time; the step itself uses the pool's threads.
+
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "artifact/types.h"
+#include "base/result.h"
+#include "exec/batch.h"
+#include "hw/thread_pool.h"
+
+namespace mi::exec {
+
+enum class KvType : uint8_t { kF32, kBF16, kI8 };
+
+struct LoadOptions {
+  int64_t max_tokens_per_step = 512;   // capacity of the arena in token rows
+  int64_t kv_pages = 64;               // pages of 64 tokens, all layers each
+  std::string kv_type;                 // "", "f32", "bf16", "int8"; "" = the engine's default
+  bool verify_checksums = true;
+  std::function<void(int64_t done_bytes, int64_t total_bytes)> progress;   // may be empty
+};
+
+// What a tap sees right after an instruction: the operand's rows widened to float, or a route's ids and weights.
+struct TapEvent {
+  const artifact::Instr* instr = nullptr;
+  int32_t instr_index = 0;
+  const artifact::Operand* operand = nullptr;   // one of instr->out, or of instr->in for input taps
+  bool is_input = false;
+  int64_t rows = 0, cols = 0;
+  const float* values = nullptr;       // [rows, cols]; for kRoute: weights [rows, k]
+  const int32_t* ids = nullptr;        // kRoute only: [rows, k]
+};
+struct Tap {
+  std::function<bool(const artifact::Instr&, bool input)> want;   // asked once per instruction and side
+  std::function<void(const TapEvent&)> see;
+};
+
+class Engine {
+ public:
+  static Result<std::unique_ptr<Engine>> load(const std::filesystem::path& dir, const LoadOptions& o, hw::ThreadPool& pool);
+  virtual ~Engine() = default;
+
+  virtual const artifact::Manifest& manifest() const = 0;
+  virtual const LoadOptions& options() const = 0;
+  virtual int64_t kv_pages() const = 0;
+  virtual int64_t kv_page_bytes() const = 0;        // all layers, as stored
+  virtual int64_t arena_bytes() const = 0;
+
+  // Runs the step. logits: [sum over chunks of (tokens - logits_from), vocab] in row order, valid until the next run().
+  // Preconditions (MI_CHECK): total tokens <= max_tokens_per_step, pages in range and large enough, ids in [0, vocab).
+  virtual std::span<const float> run(const Batch& b) = 0;
+
+  virtual void set_tap(const Tap* tap) = 0;         // nullptr: none. Not owned.
+
+  // "linear layers.*.attn: int8 gemm_i8_avx512vnni": which kernel serves which op, for the start-up print.
+  virtual std::vector<std::string> kernel_choices() const = 0;
+};
+
+}  // namespace mi::exec

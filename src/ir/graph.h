@@ -1,0 +1,112 @@
+#pragma once
+// MIR: the graph of a model as plain data. A model is a prologue (token ids -> residual stream), layers, and an
+// epilogue (residual stream -> logits). Layers of the same form share one Block; a block names the layers it stands for,
+// so a 90-layer model is a few blocks and passes run once per block, not once per layer.
+//
+// Values are single-assignment inside a block. Weights are referred to by the block's own weight declarations; a
+// block's weight "attn.q.weight" is the tensor "layers.{layer}.attn.q.weight" of the MIR directory, one per layer of the
+// block (prologue and epilogue weights carry their full name). Marks say what a weight is; passes rely on marks, never
+// on name patterns.
+//
+// Text form: text.h prints and parses it, exactly round-trip. verify.h checks it.
+
+#include <array>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "tensor/dtype.h"
+#include "tensor/op.h"
+#include "tensor/tensor_view.h"
+
+namespace mi::ir {
+
+// How a matrix's numbers are stored. kW8A8: int8 [.., N, K] beside a float "<name>_scale" [.., N]; the op that reads it
+// takes an int8 activation (kQ8). kFloat: dtype F32, BF16 or F16, float activation.
+enum class WeightFormat : uint8_t { kFloat, kW8A8 };
+
+enum class Mark : uint8_t { kNone, kEmbedding, kHead, kNorm, kAttention, kIndex, kRouter, kExpert, kSharedExpert, kSharedGate, kDense, kConstant };
+
+struct WeightDecl {
+  std::string name;      // block-local ("moe.experts.gate.weight") or full in prologue and epilogue
+  DType dtype = DType::kBF16;
+  Shape shape;           // [N, K], [E, N, K], [N]
+  WeightFormat format = WeightFormat::kFloat;
+  Mark mark = Mark::kNone;
+  bool operator==(const WeightDecl&) const = default;
+};
+
+using ValueId = int32_t;
+
+struct Value {
+  std::string name;      // unique in its block; letters, digits, _
+  ValueType type;
+  bool operator==(const Value&) const = default;
+};
+
+// One operand made of weights: several names are matrices stacked along N (fused QKV).
+struct WeightUse {
+  Role role = Role::kWeight;
+  std::vector<int32_t> weights;   // indices into Block::weights
+  bool operator==(const WeightUse&) const = default;
+};
+
+struct Node {
+  Op op = Op::kAdd;
+  std::vector<ValueId> in, out;
+  std::vector<WeightUse> weights;   // ordered by role
+  OpParams params;
+  bool operator==(const Node&) const = default;
+};
+
+struct Block {
+  std::string name;               // "prologue", "epilogue", or the layer kind: "dense", "moe", "moe.sliding"
+  std::vector<int32_t> layers;    // empty for prologue and epilogue; ascending, disjoint between blocks
+  std::vector<WeightDecl> weights;
+  std::vector<Value> values;
+  std::vector<ValueId> inputs, outputs;   // layers: the residual stream x, one each; prologue: none -> x; epilogue: x -> logits
+  std::vector<Node> nodes;        // in execution order
+  bool operator==(const Block&) const = default;
+};
+
+// Facts about the model that no op carries.
+struct ModelInfo {
+  std::string name;               // served name by default, e.g. "mini-m3"
+  std::string family;             // recipe that produced the graph, e.g. "minimax_m3"
+  std::string model_type;         // config.json's
+  int64_t vocab = 0, hidden = 0, layers = 0, max_positions = 0;
+  std::vector<int64_t> eos_ids;
+  int64_t bos_id = -1, pad_id = -1;
+  bool operator==(const ModelInfo&) const = default;
+};
+
+struct Graph {
+  ModelInfo info;
+  Block prologue, epilogue;
+  std::vector<Block> blocks;      // layer kinds; together their layers are 0..info.layers-1
+  bool operator==(const Graph&) const = default;
+
+  const Block& block_of(int32_t layer) const;
+};
+
+// "layers.7.attn.q.weight" from a block-local name; the name itself for layer < 0.
+std::string full_name(const std::string& local, int32_t layer);
+
+// Builds nodes in order; every call appends one node and returns its (first) result. Types are inferred.
+class BlockBuilder {
+ public:
+  explicit BlockBuilder(Block* b) : b_(b) {}
+  ValueId input(std::string name, ValueType t);
+  int32_t weight(WeightDecl d);
+  ValueId node(Op op, std::vector<ValueId> in, std::vector<WeightUse> weights, OpParams params, std::string result_name);
+  void output(ValueId v);
+
+ private:
+  Block* b_;
+};
+
+// The type of each result of a node, or why it is illegal. The one place where shapes of ops are decided.
+struct InferError { std::string message; };
+std::variant<std::vector<ValueType>, InferError> infer(const Block& b, const Node& n);
+
+}  // namespace mi::ir

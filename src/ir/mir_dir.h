@@ -1,0 +1,58 @@
+#pragma once
+// A MIR directory on disk:
+//   model.mir                 the graph (text.h)
+//   weights/NNNNN.safetensors tensors under their full names ("layers.3.attn.q.weight", "..._scale"); each name in one file
+//   tokenizer/                tokenizer.json, chat_template.jinja, generation_config.json, tokenizer_config.json (those that exist)
+//   provenance.json           source hashes, tool version, options, calibration statistics' hash
+// Reading maps the weights and checks that they are exactly those that the graph declares, with its shapes and dtypes.
+
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/file.h"
+#include "base/json.h"
+#include "base/result.h"
+#include "ir/graph.h"
+#include "tensor/safetensors.h"
+
+namespace mi::ir {
+
+struct MirDir {
+  Path dir;
+  Graph graph;                       // verified
+  Json provenance;
+  std::vector<std::unique_ptr<Safetensors>> files;
+  std::map<std::string, std::pair<int, const Safetensors::Entry*>, std::less<>> index;
+
+  static Result<MirDir> open(const Path& dir);
+  // Precondition: declared by the graph (MI_CHECK).
+  TensorView weight(std::string_view full_name) const;
+  bool has(std::string_view full_name) const { return index.find(full_name) != index.end(); }
+};
+
+// Every tensor that `g` declares, in writing order: prologue, layers ascending, epilogue; scales follow their matrices.
+std::vector<SafetensorsWriter::Decl> declared_tensors(const Graph& g);
+
+// Writes a MIR directory: declare(graph) fixes the tensors, then each is produced in order by `fill`, in parts.
+class MirWriter {
+ public:
+  // out: inside an OutputDir. Shards are cut at tensor borders near shard_bytes.
+  static Result<MirWriter> create(const Path& out, const Graph& g, size_t shard_bytes = size_t(4) << 30);
+  ~MirWriter();
+  MirWriter(MirWriter&&) noexcept;
+  const std::vector<SafetensorsWriter::Decl>& order() const;
+  Status write(std::span<const std::byte> bytes);     // parts of order()[i], in order
+  Status finish(const Graph& g, const Json& provenance);   // verifies g, writes model.mir and provenance.json
+
+ private:
+  struct Impl;
+  explicit MirWriter(std::unique_ptr<Impl> i);
+  std::unique_ptr<Impl> impl_;
+};
+
+// Copies the tokenizer/ folder's known files.
+Status copy_tokenizer(const Path& from_dir, const Path& to_dir);
+
+}  // namespace mi::ir
