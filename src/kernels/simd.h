@@ -1,0 +1,129 @@
+#pragma once
+// Sixteen float lanes with the same bits on every ISA. A float kernel is written once against this header and compiled
+// several times (file suffixes _scalar, _avx2, _avx512: kernels/arch_flags.cmake); GCC lowers the 64-byte vectors to what the
+// flags allow. Every operation is an IEEE operation per lane (+, -, *, /, sqrt, fused multiply-add), reductions have one
+// fixed tree, so the variants agree bit for bit. (scalar: fma through libm, slow but exact.)
+//
+// Everything is in a namespace named after the ISA, and static: inline code compiled with wider flags must never be
+// merged by the linker with code for a plain CPU. For the same reason files with an ISA suffix use raw pointers only, no
+// containers or other templates of the standard library.
+
+#include <stdint.h>
+#include <string.h>
+
+#if defined(__AVX512F__)
+#  include <immintrin.h>
+#  define MI_ISA avx512
+#elif defined(__AVX2__)
+#  include <immintrin.h>
+#  define MI_ISA avx2
+#else
+#  define MI_ISA scalar
+#endif
+
+namespace mi::kernels::MI_ISA {
+
+typedef float V16 __attribute__((vector_size(64)));
+typedef int32_t I16 __attribute__((vector_size(64)));
+
+static inline V16 v_set(float f) { return V16{f, f, f, f, f, f, f, f, f, f, f, f, f, f, f, f}; }
+static inline V16 v_zero() { return v_set(0.0f); }
+static inline V16 v_load(const float* p) { V16 v; memcpy(&v, p, 64); return v; }
+static inline void v_store(float* p, V16 v) { memcpy(p, &v, 64); }
+// First n lanes (0..16); the others are `fill`.
+static inline V16 v_load_n(const float* p, int64_t n, float fill = 0.0f) {
+  float t[16];
+  for (int i = 0; i < 16; ++i) t[i] = i < n ? p[i] : fill;
+  return v_load(t);
+}
+static inline void v_store_n(float* p, V16 v, int64_t n) {
+  float t[16];
+  v_store(t, v);
+  for (int64_t i = 0; i < n; ++i) p[i] = t[i];
+}
+// 16 bfloat16 widened.
+static inline V16 v_load_bf16(const uint16_t* p) {
+  I16 r;
+#if defined(__AVX512F__)
+  __m512i x = _mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)p)), 16);
+  memcpy(&r, &x, 64);
+#else
+  for (int i = 0; i < 16; ++i) r[i] = int32_t(uint32_t(p[i]) << 16);
+#endif
+  return (V16)r;
+}
+// a * b + c rounded once.
+static inline V16 v_fma(V16 a, V16 b, V16 c) {
+#if defined(__AVX512F__)
+  return (V16)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif defined(__FMA__)
+  union U { V16 v; __m256 h[2]; } ua{a}, ub{b}, uc{c}, r;
+  r.h[0] = _mm256_fmadd_ps(ua.h[0], ub.h[0], uc.h[0]);
+  r.h[1] = _mm256_fmadd_ps(ua.h[1], ub.h[1], uc.h[1]);
+  return r.v;
+#else
+  V16 r;
+  for (int i = 0; i < 16; ++i) r[i] = __builtin_fmaf(a[i], b[i], c[i]);
+  return r;
+#endif
+}
+static inline V16 v_min(V16 a, V16 b) { return a < b ? a : b; }   // lane of b when unordered
+static inline V16 v_max(V16 a, V16 b) { return a > b ? a : b; }
+static inline V16 v_abs(V16 a) { return (V16)((I16)a & 0x7fffffff); }
+static inline V16 v_sqrt(V16 a) {
+#if defined(__AVX512F__)
+  return (V16)_mm512_sqrt_ps((__m512)a);
+#else
+  V16 r;
+  for (int i = 0; i < 16; ++i) r[i] = __builtin_sqrtf(a[i]);
+  return r;
+#endif
+}
+// Fixed trees: lanes i and i+8, then +4, +2, +1.
+static inline float v_sum(V16 v) {
+  float t[16];
+  v_store(t, v);
+  for (int w = 8; w >= 1; w >>= 1)
+    for (int i = 0; i < w; ++i) t[i] = t[i] + t[i + w];
+  return t[0];
+}
+static inline float v_max_lane(V16 v) {
+  float t[16];
+  v_store(t, v);
+  float m = t[0];
+  for (int i = 1; i < 16; ++i) m = t[i] > m ? t[i] : m;
+  return m;
+}
+// Nearest integer, ties to even, for |a| < 2^22.
+static inline V16 v_round(V16 a) {
+  const V16 magic = v_set(12582912.0f);
+  return (a + magic) - magic;
+}
+static inline I16 v_to_int(V16 integral) { return __builtin_convertvector(integral, I16); }
+
+// exp(x), relative error below 2e-7 for x in [-87, 88]; below: 0, above: clamped at x = 88. Range reduction by ln 2 in two
+// parts, polynomial of degree 6 (Taylor-like minimax coefficients as in Cephes expf).
+static inline V16 v_exp(V16 x) {
+  const V16 lo = v_set(-87.0f), hi = v_set(88.0f);
+  const V16 under = x < lo ? v_zero() : v_set(1.0f);
+  x = v_min(v_max(x, lo), hi);
+  V16 n = v_round(x * v_set(1.44269504088896341f));
+  V16 r = v_fma(n, v_set(-0.693359375f), x);
+  r = v_fma(n, v_set(2.12194440e-4f), r);
+  V16 p = v_set(1.9875691500e-4f);
+  p = v_fma(p, r, v_set(1.3981999507e-3f));
+  p = v_fma(p, r, v_set(8.3334519073e-3f));
+  p = v_fma(p, r, v_set(4.1665795894e-2f));
+  p = v_fma(p, r, v_set(1.6666665459e-1f));
+  p = v_fma(p, r, v_set(5.0000001201e-1f));
+  V16 e = v_fma(p, r * r, r) + v_set(1.0f);
+  V16 scale = (V16)((v_to_int(n) + 127) << 23);
+  return e * scale * under;
+}
+static inline V16 v_sigmoid(V16 x) { return v_set(1.0f) / (v_set(1.0f) + v_exp(-x)); }
+
+static inline float s_exp(float x) { return v_exp(v_set(x))[0]; }
+static inline float s_sigmoid(float x) { return v_sigmoid(v_set(x))[0]; }
+static inline float s_fma(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
+
+}  // namespace mi::kernels::MI_ISA
