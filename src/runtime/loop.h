@@ -1,0 +1,57 @@
+#pragma once
+// The thread that runs the steps, and the only way in and out of it. Everything public is thread-safe and answers at
+// once: nothing here waits for a step (drain, which is meant to wait, aside).
+//
+//   EngineLoop loop(std::move(stepper), tokenizer, {});
+//   Admission a = loop.submit(std::move(request), [queue](Event&& e) { queue->push(std::move(e)); });
+//   if (!a.ok()) ...a.message...
+//   loop.cancel(a.id);                      // the sink still gets its FinishEvent (kCancelled) at the next step's end
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "runtime/request.h"
+#include "runtime/stats.h"
+#include "runtime/stepper.h"
+#include "text/tokenizer.h"
+
+namespace mi::runtime {
+
+struct LoopOptions {
+  int64_t max_batch_size = 32;        // sequences in a step
+  int64_t max_seq_len = 4096;         // prompt and output together
+  int64_t max_waiting = 0;            // accepted requests outside the batch; more are refused; 0: no limit
+  int64_t prefill_tokens = 512;       // most prompt tokens in a step with no running decode
+  int64_t prefill_tokens_beside_decodes = 128;   // the same with running decodes: bounds the gap in their streams
+  std::vector<int64_t> eos_ids;       // the model's end tokens
+};
+
+class EngineLoop {
+ public:
+  // tokenizer may be null: then events carry no text, and stop strings are refused. Starts the thread.
+  EngineLoop(std::unique_ptr<Stepper> stepper, std::shared_ptr<const text::Tokenizer> tokenizer, LoopOptions options);
+  // Cancels what is left (each sink gets its FinishEvent) and joins.
+  ~EngineLoop();
+  EngineLoop(const EngineLoop&) = delete;
+
+  // Refusals come back here and cause no event. An accepted request causes exactly one FinishEvent.
+  Admission submit(Request r, Sink sink);
+  // Unknown and finished ids are fine.
+  void cancel(uint64_t id);
+
+  // No new requests from now on (kDraining); the accepted ones go on.
+  void stop_accepting();
+  // stop_accepting(), then waits until all are finished, or cancels the rest after `limit`. True if none was cancelled.
+  bool drain(std::chrono::milliseconds limit);
+
+  Stats stats() const;
+  const Limits& limits() const;
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace mi::runtime

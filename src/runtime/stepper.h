@@ -1,0 +1,32 @@
+#pragma once
+// The model as the runtime sees it: rows in, logits out. Tests drive the runtime with a fake.
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+
+#include "exec/batch.h"
+#include "exec/engine.h"
+#include "hw/thread_pool.h"
+
+namespace mi::runtime {
+
+class Stepper {
+ public:
+  virtual ~Stepper() = default;
+  virtual int64_t vocab() const = 0;
+  virtual int64_t kv_pages() const = 0;              // pages of kv::kPageTokens tokens; their ids are 0 .. kv_pages() - 1
+  virtual int64_t max_tokens_per_step() const = 0;
+  // exec::Engine::run: one step; logits [rows asked for, vocab] in batch order, valid until the next run().
+  virtual std::span<const float> run(const exec::Batch& b) = 0;
+  // fn(i) for i in [0, n), in any order and possibly at once; returns when all are done. For sampling between steps.
+  virtual void for_each(int64_t n, const std::function<void(int64_t i)>& fn) {
+    for (int64_t i = 0; i < n; ++i) fn(i);
+  }
+};
+
+// Borrows both.
+std::unique_ptr<Stepper> make_engine_stepper(exec::Engine& engine, hw::ThreadPool& pool);
+
+}  // namespace mi::runtime
