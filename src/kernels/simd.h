@@ -100,6 +100,18 @@ static inline V16 v_round(V16 a) {
   return (a + magic) - magic;
 }
 static inline I16 v_to_int(V16 integral) { return __builtin_convertvector(integral, I16); }
+// Lanes in [-128, 127] to 16 bytes.
+static inline void v_store_i8(int8_t* p, I16 v) {
+#if defined(__AVX512F__)
+  __m512i x;
+  memcpy(&x, &v, 64);
+  _mm_storeu_si128((__m128i*)p, _mm512_cvtepi32_epi8(x));
+#else
+  int32_t t[16];
+  memcpy(t, &v, 64);
+  for (int i = 0; i < 16; ++i) p[i] = (int8_t)t[i];
+#endif
+}
 
 // exp(x), relative error below 2e-7 for x in [-87, 88]; below: 0, above: clamped at x = 88. Range reduction by ln 2 in two
 // parts, polynomial of degree 6 (Taylor-like minimax coefficients as in Cephes expf).
@@ -121,6 +133,43 @@ static inline V16 v_exp(V16 x) {
   return e * scale * under;
 }
 static inline V16 v_sigmoid(V16 x) { return v_set(1.0f) / (v_set(1.0f) + v_exp(-x)); }
+// tanh, absolute error below 1e-7: an odd polynomial (Cephes tanhf) below 0.625, else 1 - 2 / (exp(2|x|) + 1).
+static inline V16 v_tanh(V16 x) {
+  V16 a = v_abs(x), s = x * x;
+  V16 p = v_set(-5.70498872745e-3f);
+  p = v_fma(p, s, v_set(2.06390887954e-2f));
+  p = v_fma(p, s, v_set(-5.37397155531e-2f));
+  p = v_fma(p, s, v_set(1.33314422036e-1f));
+  p = v_fma(p, s, v_set(-3.33332819422e-1f));
+  V16 small = v_fma(p * s, x, x);
+  V16 big = v_set(1.0f) - v_set(2.0f) / (v_exp(a + a) + v_set(1.0f));
+  big = x < v_zero() ? -big : big;
+  return a > v_set(0.625f) ? big : small;    // NaN takes the polynomial and stays NaN
+}
+// erf, absolute error below 1.5e-7: x P(x^2) below 1, else 1 - exp(-Q(|x|)); minimax fits of our own.
+static inline V16 v_erf(V16 x) {
+  V16 a = v_abs(x), s = x * x;
+  V16 p = v_set(7.889119297e-5f);
+  p = v_fma(p, s, v_set(-8.020841051e-4f));
+  p = v_fma(p, s, v_set(5.189535208e-3f));
+  p = v_fma(p, s, v_set(-2.685444430e-2f));
+  p = v_fma(p, s, v_set(1.128360033e-1f));
+  p = v_fma(p, s, v_set(-3.761262596e-1f));
+  p = v_fma(p, s, v_set(1.128379107f));
+  V16 small = p * x;
+  V16 b = v_min(a, v_set(4.0f));             // erf(4) rounds to 1
+  V16 q = v_set(2.169763866e-5f);
+  q = v_fma(q, b, v_set(-4.414729192e-4f));
+  q = v_fma(q, b, v_set(4.205286037e-3f));
+  q = v_fma(q, b, v_set(-2.521034144e-2f));
+  q = v_fma(q, b, v_set(1.084221005e-1f));
+  q = v_fma(q, b, v_set(6.332163811e-1f));
+  q = v_fma(q, b, v_set(1.129580259f));
+  q = v_fma(q, b, v_set(-1.884678059e-4f));
+  V16 big = v_set(1.0f) - v_exp(-q);
+  big = x < v_zero() ? -big : big;
+  return a > v_set(1.0f) ? big : small;
+}
 
 static inline float s_exp(float x) { return v_exp(v_set(x))[0]; }
 static inline float s_sigmoid(float x) { return v_sigmoid(v_set(x))[0]; }
