@@ -1,0 +1,1 @@
+#include "kernels/route/route_impl.h"
