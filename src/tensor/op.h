@@ -24,7 +24,7 @@ namespace mi {
 enum class Op : uint8_t {
   kEmbed,           // ids -> x                      x[t] = scale * W[id_t]
   kRmsNorm,         // x -> y, yq, or both           groups of cols/groups columns each; weight [cols/groups]
-  kQuantize,        // x -> q                        per-row symmetric int8
+  kQuantize,        // x -> q                        per-row symmetric int8; with weight in_scale [1]: every row has that scale, clamped
   kLinear,          // x [, residual] -> y           y = (x W^T + b) * out_scale [+ residual]; W [N, K], several W are stacked along N
   kClamp,           // x -> y
   kRope,            // x -> y                        rotates the first rotary_dim of each head by position * inv_freq
@@ -224,7 +224,7 @@ using OpParams = std::variant<EmbedParams, NormParams, QuantizeParams, LinearPar
                               ExpertLinearParams, ExpertCombineParams, GroupedExpertsParams, SigmoidMulParams, SliceParams, SelectRowsParams>;
 
 // What a weight is to the op that reads it; the order is the order of printing.
-enum class Role : uint8_t { kWeight, kBias, kGate, kGateBias, kUp, kUpBias, kDown, kDownBias, kInvFreq, kSinks, kSelectBias };
+enum class Role : uint8_t { kWeight, kBias, kGate, kGateBias, kUp, kUpBias, kDown, kDownBias, kInvFreq, kSinks, kSelectBias, kInScale };
 
 std::string_view op_name(Op op);          // "rms_norm", ...
 std::string_view role_name(Role role);    // "weight", ...

@@ -1,0 +1,114 @@
+#include "quant/calibration_data.h"
+
+#include <algorithm>
+#include <sstream>
+
+#include "base/json.h"
+#include "base/util.h"
+
+namespace mi::quant {
+namespace {
+
+using Ids = std::vector<int32_t>;
+
+Error no_tokenizer(const Path& file) {
+  return bad_input("{}: this model has no tokenizer.json, so only lines of the form {{\"ids\": [...]}} can calibrate it", file.string());
+}
+
+Result<Ids> line_ids(const Json& line, const std::string& what, const CalibrationRequest& r, const text::Tokenizer* tokenizer,
+                     const text::ChatTemplate* chat) {
+  if (!line.is_object()) return bad_input("{}: expected an object with \"text\", \"messages\" or \"ids\"", what);
+  if (line.contains("ids")) {
+    MI_TRY(const std::vector<int64_t> ids, json_get<std::vector<int64_t>>(line, "ids", what));
+    Ids out;
+    for (int64_t id : ids) {
+      if (id < 0 || id >= r.vocab) return bad_input("{}: id {} is outside the vocabulary of {}", what, id, r.vocab);
+      out.push_back(int32_t(id));
+    }
+    return out;
+  }
+  if (!tokenizer) return no_tokenizer(r.file);
+  if (line.contains("text")) {
+    MI_TRY(const std::string t, json_get<std::string>(line, "text", what));
+    return tokenizer->encode(t, true);
+  }
+  if (line.contains("messages")) {
+    if (!chat) return bad_input("{}: \"messages\" need a chat template, and this model has none", what);
+    const std::string tools = line.contains("tools") ? dump_json(line["tools"]) : "";
+    MI_TRY(const text::Rendered rendered, chat->render(dump_json(line["messages"]), tools, "", false));
+    return tokenizer->encode_mixed(rendered.text, rendered.user);
+  }
+  return bad_input("{}: expected \"text\", \"messages\" or \"ids\"", what);
+}
+
+// Consecutive runs of `length` ids; a last run shorter than a quarter is left out unless it is the only one.
+void cut(const Ids& ids, const CalibrationRequest& r, std::vector<Ids>* out) {
+  for (size_t i = 0; i < ids.size() && int64_t(out->size()) < r.samples; i += size_t(r.length)) {
+    const size_t n = std::min(ids.size() - i, size_t(r.length));
+    if (!out->empty() && int64_t(n) * 4 < r.length) break;
+    out->emplace_back(ids.begin() + long(i), ids.begin() + long(i + n));
+  }
+}
+
+CalibrationSet random_ids(const CalibrationRequest& r) {
+  CalibrationSet set;
+  set.source = "random ids (the model has no tokenizer)";
+  const int64_t samples = std::min<int64_t>(r.samples, 32);
+  for (int64_t s = 0; s < samples; ++s) {
+    Ids ids;
+    for (int64_t i = 0; i < std::min<int64_t>(r.length, 128); ++i)
+      ids.push_back(int32_t(random_u64(uint64_t(s), uint64_t(i)) % uint64_t(r.vocab)));
+    set.sequences.push_back(std::move(ids));
+  }
+  return set;
+}
+
+}  // namespace
+
+Result<CalibrationSet> load_calibration(const CalibrationRequest& r, const text::Tokenizer* tokenizer, const text::ChatTemplate* chat) {
+  MI_CHECK(r.vocab > 0 && r.samples > 0 && r.length > 0);
+  CalibrationSet set;
+  if (r.file.empty()) {
+    if (!tokenizer) {
+      set = random_ids(r);
+    } else {
+      set.source = "built-in text";
+      MI_TRY(const Ids ids, tokenizer->encode(builtin_calibration_text(), false));
+      cut(ids, r, &set.sequences);
+    }
+  } else {
+    MI_TRY(const std::string content, read_file(r.file));
+    set.source = r.file.filename().string();
+    if (r.file.extension() == ".jsonl") {
+      std::istringstream lines(content);
+      std::string line;
+      for (int64_t n = 1; std::getline(lines, line) && int64_t(set.sequences.size()) < r.samples; ++n) {
+        if (line.find_first_not_of(" \t\r") == std::string::npos) continue;
+        const std::string what = fmt::format("{} line {}", r.file.string(), n);
+        MI_TRY(const Json j, parse_json(line, what));
+        MI_TRY(Ids ids, line_ids(j, what, r, tokenizer, chat));
+        if (int64_t(ids.size()) > r.length) ids.resize(size_t(r.length));
+        if (!ids.empty()) set.sequences.push_back(std::move(ids));
+      }
+    } else {
+      if (!tokenizer) return no_tokenizer(r.file);
+      MI_TRY(const Ids ids, tokenizer->encode(content, false));
+      cut(ids, r, &set.sequences);
+    }
+    if (set.sequences.empty()) return bad_input("{}: no calibration text in it", r.file.string());
+  }
+  Xxh3 hash;
+  for (const Ids& ids : set.sequences) {
+    for (int32_t id : ids)
+      if (id < 0 || id >= r.vocab)
+        return bad_input("the tokenizer gives id {}, but the model's vocabulary has {} entries: they do not belong together", id, r.vocab);
+    const int64_t n = int64_t(ids.size());
+    hash.update(std::as_bytes(std::span(&n, 1)));
+    hash.update(std::as_bytes(std::span(ids)));
+    set.tokens += n;
+  }
+  set.hash = hash.digest();
+  return set;
+}
+
+}  // namespace mi::quant

@@ -1,0 +1,131 @@
+#include "quant/config.h"
+
+#include <yaml-cpp/yaml.h>
+
+#include <algorithm>
+#include <regex>
+
+#include "base/json.h"
+
+namespace mi::quant {
+namespace {
+
+const std::vector<std::string> kKeys = {"weight_bits",         "activation_bits",    "weight_scheme", "activation_scheme", "calibration_data",
+                                        "calibration_samples", "calibration_length", "smooth_quant",  "sensitive_layers"};
+
+Status refuse_unknown(const YAML::Node& map, const std::vector<std::string>& known, const std::string& what) {
+  for (const auto& entry : map) {
+    const std::string key = entry.first.as<std::string>();
+    if (std::find(known.begin(), known.end(), key) != known.end()) continue;
+    const std::string near = nearest_name(key, known);
+    return bad_input("{}: unknown key '{}'{}", what, key, near.empty() ? "" : fmt::format(" (did you mean '{}'?)", near));
+  }
+  return {};
+}
+
+template <typename T>
+Result<T> get(const YAML::Node& map, const char* key, T fallback, const std::string& what, const char* expected) {
+  const YAML::Node n = map[key];
+  if (!n || n.IsNull()) return fallback;
+  T value{};
+  if (!n.IsScalar() || !YAML::convert<T>::decode(n, value)) return bad_input("{}: {}: expected {}", what, key, expected);
+  return value;
+}
+
+Status require(bool ok, const std::string& what, const char* key, const std::string& rule) {
+  if (ok) return {};
+  return bad_input("{}: {} must be {}", what, key, rule);
+}
+
+Result<QuantConfig> parse(const YAML::Node& root, const std::string& what) {
+  if (!root.IsMap()) return bad_input("{}: expected a mapping with the key 'quant'", what);
+  MI_TRY_VOID(refuse_unknown(root, {"quant"}, what));
+  const YAML::Node q = root["quant"];
+  if (!q || !q.IsMap()) return bad_input("{}: 'quant:' with its settings is missing", what);
+  MI_TRY_VOID(refuse_unknown(q, kKeys, what));
+
+  QuantConfig c;
+  MI_TRY(const int64_t weight_bits, get<int64_t>(q, "weight_bits", 8, what, "an integer"));
+  MI_TRY(const int64_t activation_bits, get<int64_t>(q, "activation_bits", 8, what, "an integer"));
+  MI_TRY_VOID(require(weight_bits == 8, what, "weight_bits", "8"));
+  MI_TRY_VOID(require(activation_bits == 8, what, "activation_bits", "8"));
+
+  MI_TRY(const std::string ws, get<std::string>(q, "weight_scheme", "per_channel", what, "per_channel or per_tensor"));
+  MI_TRY_VOID(require(ws == "per_channel" || ws == "per_tensor", what, "weight_scheme", "per_channel or per_tensor, not '" + ws + "'"));
+  c.weights = ws == "per_tensor" ? WeightScheme::kPerTensor : WeightScheme::kPerChannel;
+  MI_TRY(const std::string as, get<std::string>(q, "activation_scheme", "per_token", what, "per_token or per_tensor"));
+  MI_TRY_VOID(require(as == "per_token" || as == "per_tensor", what, "activation_scheme", "per_token or per_tensor, not '" + as + "'"));
+  c.activations = as == "per_tensor" ? ActivationScheme::kPerTensor : ActivationScheme::kPerToken;
+
+  MI_TRY(c.calibration_data, get<std::string>(q, "calibration_data", "", what, "a file name"));
+  MI_TRY(c.calibration_samples, get<int64_t>(q, "calibration_samples", c.calibration_samples, what, "an integer"));
+  MI_TRY(c.calibration_length, get<int64_t>(q, "calibration_length", c.calibration_length, what, "an integer"));
+  MI_TRY_VOID(require(c.calibration_samples >= 1 && c.calibration_samples <= 1'000'000, what, "calibration_samples", "between 1 and 1000000"));
+  MI_TRY_VOID(require(c.calibration_length >= 1 && c.calibration_length <= 131'072, what, "calibration_length", "between 1 and 131072"));
+
+  if (const YAML::Node s = q["smooth_quant"]; s && !s.IsNull()) {
+    if (!s.IsMap()) return bad_input("{}: smooth_quant: expected {{enable: true, alpha: 0.6}}", what);
+    MI_TRY_VOID(refuse_unknown(s, {"enable", "alpha"}, what + ": smooth_quant"));
+    MI_TRY(c.smooth, get<bool>(s, "enable", true, what, "true or false"));
+    MI_TRY(c.smooth_alpha, get<double>(s, "alpha", c.smooth_alpha, what, "a number"));
+    MI_TRY_VOID(require(c.smooth_alpha >= 0 && c.smooth_alpha <= 1, what, "smooth_quant.alpha", "between 0 and 1"));
+  }
+  if (const YAML::Node s = q["sensitive_layers"]; s && !s.IsNull()) {
+    if (!s.IsSequence()) return bad_input("{}: sensitive_layers: expected a list of names or re: patterns", what);
+    for (const YAML::Node& n : s) {
+      if (!n.IsScalar() || n.Scalar().empty()) return bad_input("{}: sensitive_layers: every entry must be a name or a re: pattern", what);
+      c.sensitive_layers.push_back(n.Scalar());
+    }
+  }
+  return c;
+}
+
+}  // namespace
+
+Result<QuantConfig> parse_quant_config(std::string_view yaml, const std::string& what) {
+  try {
+    return parse(YAML::Load(std::string(yaml)), what);
+  } catch (const YAML::Exception& e) {
+    return bad_input("{}: not valid YAML: {}", what, e.what());
+  }
+}
+
+Result<QuantConfig> load_quant_config(const Path& file) {
+  MI_TRY(const std::string text, read_file(file, size_t(1) << 20));
+  MI_TRY(QuantConfig c, parse_quant_config(text, file.filename().string()));
+  if (!c.calibration_data.empty() && Path(c.calibration_data).is_relative())
+    c.calibration_data = (file.parent_path() / c.calibration_data).string();
+  return c;
+}
+
+Result<Sensitive> Sensitive::compile(const std::vector<std::string>& patterns, const std::vector<std::string>& modules) {
+  Sensitive s;
+  for (const std::string& p : patterns) {
+    int64_t n = 0;
+    std::regex rx;
+    const bool is_regex = p.rfind("re:", 0) == 0;
+    if (is_regex) {
+      try {
+        rx = std::regex(p.substr(3), std::regex::ECMAScript);
+      } catch (const std::regex_error& e) {
+        return bad_input("sensitive_layers: '{}' is not a valid pattern: {}", p, e.what());
+      }
+    }
+    for (const std::string& m : modules) {
+      const bool hit = is_regex ? std::regex_search(m, rx, std::regex_constants::match_continuous)
+                                : m == p || (m.size() > p.size() && m.compare(0, p.size(), p) == 0 && m[p.size()] == '.');
+      if (!hit) continue;
+      ++n;
+      s.matched_[m] = true;
+    }
+    if (n == 0) {
+      const std::string near = nearest_name(p, modules);
+      return bad_input("sensitive_layers: '{}' matches no module that would be quantized{}; names look like '{}'", p,
+                       near.empty() ? "" : fmt::format(" (did you mean '{}'?)", near), modules.empty() ? "layers.0.attn.q" : modules.front());
+    }
+    s.counts_.push_back({p, n});
+  }
+  return s;
+}
+
+}  // namespace mi::quant

@@ -1,0 +1,57 @@
+#pragma once
+// The quantization recipe: the YAML file of `metainfer quantize --config`. Every key is known by name; an unknown one is
+// refused with the nearest known one.
+//
+//   quant:
+//     weight_bits: 8                 # 8
+//     activation_bits: 8             # 8
+//     weight_scheme: per_channel     # per_channel | per_tensor
+//     activation_scheme: per_token   # per_token (scale at run time) | per_tensor (one scale from calibration)
+//     calibration_data: file.jsonl   # text, jsonl with "text", "messages" or "ids"; relative to the YAML. Default: built in
+//     calibration_samples: 512
+//     calibration_length: 256        # tokens per sample
+//     smooth_quant: {enable: true, alpha: 0.6}
+//     sensitive_layers: []           # kept in float: module names ("layers.3.moe.experts.down", a prefix at a dot counts)
+//                                    # or "re:" patterns matched from the start of the name
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "base/file.h"
+#include "base/result.h"
+
+namespace mi::quant {
+
+enum class WeightScheme : uint8_t { kPerChannel, kPerTensor };
+enum class ActivationScheme : uint8_t { kPerToken, kPerTensor };
+
+struct QuantConfig {
+  WeightScheme weights = WeightScheme::kPerChannel;
+  ActivationScheme activations = ActivationScheme::kPerToken;
+  std::string calibration_data;       // absolute or relative to the working directory once parsed; "": built in
+  int64_t calibration_samples = 512;
+  int64_t calibration_length = 256;
+  bool smooth = true;
+  double smooth_alpha = 0.6;
+  std::vector<std::string> sensitive_layers;
+};
+
+Result<QuantConfig> parse_quant_config(std::string_view yaml, const std::string& what);
+Result<QuantConfig> load_quant_config(const Path& file);
+
+// Which modules stay float. Patterns are compiled once; each reports how many module names it matched.
+class Sensitive {
+ public:
+  static Result<Sensitive> compile(const std::vector<std::string>& patterns, const std::vector<std::string>& modules);
+  bool matches(const std::string& module) const { return matched_.count(module) != 0; }
+  struct Count { std::string pattern; int64_t matches; };
+  const std::vector<Count>& counts() const { return counts_; }
+
+ private:
+  std::map<std::string, bool> matched_;
+  std::vector<Count> counts_;
+};
+
+}  // namespace mi::quant

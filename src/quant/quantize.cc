@@ -1,0 +1,284 @@
+#include "quant/quantize.h"
+
+#include <algorithm>
+#include <set>
+
+#include "base/util.h"
+#include "compiler/build.h"
+#include "exec/engine.h"
+#include "ir/edit.h"
+#include "ir/mir_dir.h"
+#include "ir/verify.h"
+#include "quant/calibration_data.h"
+#include "quant/compare.h"
+#include "quant/observe.h"
+#include "quant/rewrite.h"
+#include "quant/smooth.h"
+#include "text/model_text.h"
+
+namespace mi::quant {
+namespace {
+
+constexpr int64_t kComparedTokens = 2048;
+constexpr int64_t kFewTokens = 8;      // an expert seen by fewer calibration tokens is named
+
+std::string module_of(const std::string& weight) {
+  constexpr std::string_view kSuffix = ".weight";
+  return weight.size() > kSuffix.size() && weight.ends_with(kSuffix) ? weight.substr(0, weight.size() - kSuffix.size()) : weight;
+}
+
+// Matrices that W8A8 applies to by default; router, index, shared gate, embedding, head and norms stay float.
+bool quantizable(const ir::WeightDecl& d) {
+  if (d.shape.size() < 2) return false;
+  switch (d.mark) {
+    case ir::Mark::kAttention: case ir::Mark::kExpert: case ir::Mark::kSharedExpert: case ir::Mark::kDense: return d.name.ends_with(".weight");
+    default: return false;
+  }
+}
+
+std::vector<std::string> quantizable_modules(const ir::Graph& g) {
+  std::vector<std::pair<int32_t, std::string>> found;
+  for (const ir::Block& b : g.blocks)
+    for (const ir::WeightDecl& d : b.weights)
+      if (quantizable(d))
+        for (int32_t layer : b.layers) found.emplace_back(layer, module_of(ir::full_name(d.name, layer)));
+  std::stable_sort(found.begin(), found.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
+  std::vector<std::string> names;
+  for (auto& [layer, name] : found) names.push_back(std::move(name));
+  return names;
+}
+
+bool already_quantized(const ir::Graph& g) {
+  for (const ir::Block& b : g.blocks)
+    for (const ir::WeightDecl& d : b.weights)
+      if (d.format == ir::WeightFormat::kW8A8) return true;
+  return false;
+}
+
+// A temporary engine of `mir`, removed with the object.
+struct TemporaryEngine {
+  OutputDir dir;
+  std::unique_ptr<exec::Engine> engine;
+};
+
+Result<TemporaryEngine> make_engine(const Path& mir, const Path& beside, int opt_level, const std::string& precision, int64_t tokens, hw::ThreadPool& pool) {
+  MI_TRY(OutputDir dir, OutputDir::create(beside, true));
+  compiler::BuildOptions b;
+  b.model = mir;
+  b.output = dir.path() / "engine";
+  b.opt_level = opt_level;
+  b.precision = precision;
+  MI_TRY(auto report, compiler::build_engine(b));
+  exec::LoadOptions l;
+  l.max_tokens_per_step = tokens;
+  l.kv_pages = (tokens + artifact::kKvPageTokens - 1) / artifact::kKvPageTokens;
+  l.kv_type = "f32";
+  l.verify_checksums = false;
+  MI_TRY(auto engine, exec::Engine::load(b.output, l, pool));
+  return TemporaryEngine{std::move(dir), std::move(engine)};
+}
+
+struct Smoothing {
+  std::vector<SmoothSite> sites;
+  std::vector<std::vector<float>> scales;      // per site, [channels]
+};
+
+Result<Smoothing> plan_smoothing(const ir::MirDir& mir, const std::set<std::string>& chosen, const Observations& seen, double alpha,
+                                 hw::ThreadPool& pool, QuantizeReport* report) {
+  Smoothing s;
+  for (SmoothSite& site : smooth_sites(mir.graph, &report->notes)) {
+    std::vector<float> weight_max(size_t(site.channels), 0.0f);
+    bool any = false;
+    for (const std::string& reader : site.readers) {
+      if (!chosen.count(module_of(reader))) continue;
+      any = true;
+      const std::vector<float> m = column_max(mir.weight(reader), pool);
+      for (size_t i = 0; i < m.size(); ++i) weight_max[i] = std::max(weight_max[i], m[i]);
+    }
+    if (!any) continue;
+    const auto it = seen.max_abs.find({site.layer, site.value});
+    if (it == seen.max_abs.end()) return bad_input("calibration never reached layer {} ({})", site.layer, site.value);
+    s.scales.push_back(smooth_scales(it->second, weight_max, alpha));
+    s.sites.push_back(std::move(site));
+  }
+  return s;
+}
+
+// The declarations that smoothing touches become F32 unless they are rounded to int8: the factors are not exact in bf16.
+void widen_smoothed(ir::Graph& g, const Smoothing& s) {
+  std::set<std::string> touched;
+  for (const SmoothSite& site : s.sites) {
+    touched.insert(site.norm_weight);
+    touched.insert(site.readers.begin(), site.readers.end());
+  }
+  for (ir::Block& b : g.blocks)
+    for (ir::WeightDecl& d : b.weights)
+      for (int32_t layer : b.layers)
+        if (d.format == ir::WeightFormat::kFloat && touched.count(ir::full_name(d.name, layer))) d.dtype = DType::kF32;
+}
+
+// One scale per quantize node from calibration (activation_scheme: per_tensor).
+Status add_static_scales(ir::Graph& g, const Observations& seen, const Smoothing& smoothing, RewritePlan* plan) {
+  std::map<ValueKey, const std::vector<float>*> divisor;
+  for (size_t i = 0; i < smoothing.sites.size(); ++i) divisor[{smoothing.sites[i].layer, smoothing.sites[i].value}] = &smoothing.scales[i];
+  for (ir::Block& b : g.blocks)
+    for (ir::Node& n : b.nodes) {
+      if (n.op != Op::kQuantize) continue;
+      const std::string value = b.values[size_t(n.in[0])].name;
+      ir::WeightDecl d{"act." + value + ".scale", DType::kF32, {1}, ir::WeightFormat::kFloat, ir::Mark::kConstant};
+      for (int32_t layer : b.layers) {
+        const auto it = seen.max_abs.find({layer, value});
+        if (it == seen.max_abs.end()) return bad_input("calibration never reached layer {} ({})", layer, value);
+        const auto div = divisor.find({layer, value});
+        float amax = 0;
+        for (size_t c = 0; c < it->second.size(); ++c)
+          amax = std::max(amax, div == divisor.end() ? it->second[c] : it->second[c] / (*div->second)[c]);
+        plan->constants[ir::full_name(d.name, layer)] = amax / 127.0f;
+      }
+      n.weights.push_back({Role::kInScale, {int32_t(b.weights.size())}});
+      b.weights.push_back(std::move(d));
+    }
+  return {};
+}
+
+void note_rare_experts(const Observations& seen, QuantizeReport* report) {
+  for (const auto& [layer, counts] : seen.expert_tokens) {
+    int64_t few = 0, first = -1;
+    for (size_t e = 0; e < counts.size(); ++e)
+      if (counts[e] < kFewTokens) {
+        ++few;
+        if (first < 0) first = int64_t(e);
+      }
+    if (few > 0)
+      report->notes.push_back(fmt::format("layer {}: {} of {} experts saw fewer than {} calibration tokens (first: expert {})", layer, few,
+                                          counts.size(), kFewTokens, first));
+  }
+}
+
+int64_t weights_bytes(const ir::Graph& g) {
+  int64_t bytes = 0;
+  for (const auto& d : ir::declared_tensors(g)) bytes += shape_count(d.shape).value_or(0) * int64_t(dtype_bytes(d.dtype));
+  return bytes;
+}
+
+}  // namespace
+
+Result<QuantizeReport> quantize(const QuantizeOptions& o, hw::ThreadPool& pool) {
+  QuantizeReport report;
+  MI_TRY(const ir::MirDir mir, ir::MirDir::open(o.model));
+  if (already_quantized(mir.graph))
+    return bad_input("{}: this model is quantized already (W8A8 weights); build it as it is", o.model.string());
+  MI_TRY(OutputDir out, OutputDir::create(o.output, o.force));
+
+  const std::vector<std::string> modules = quantizable_modules(mir.graph);
+  if (modules.empty()) return bad_input("{}: nothing in this model can be quantized", o.model.string());
+  MI_TRY(const Sensitive sensitive, Sensitive::compile(o.config.sensitive_layers, modules));
+  report.sensitive = sensitive.counts();
+  std::set<std::string> chosen;
+  for (const std::string& m : modules)
+    if (!sensitive.matches(m)) chosen.insert(m);
+  report.quantized_matrices = int64_t(chosen.size());
+  report.float_matrices = int64_t(modules.size() - chosen.size());
+
+  // Calibrate on the plain float graph.
+  MI_TRY(const text::ModelText text, text::load_model_text(o.model / "tokenizer"));
+  CalibrationRequest request;
+  request.file = o.calibration.empty() ? Path(o.config.calibration_data) : o.calibration;
+  request.samples = o.config.calibration_samples;
+  request.length = std::min(o.config.calibration_length, std::max<int64_t>(1, mir.graph.info.max_positions));
+  request.vocab = mir.graph.info.vocab;
+  MI_TRY(const CalibrationSet set, load_calibration(request, text.tokenizer.get(), text.chat.get()));
+  report.calibration_source = set.source;
+  report.calibration_hash = set.hash;
+  report.calibration_sequences = int64_t(set.sequences.size());
+  report.calibration_tokens = set.tokens;
+  MI_TRY(TemporaryEngine reference, make_engine(o.model, Path(o.output).concat(".calibration"), 0, "fp32", request.length, pool));
+  const Observations seen = observe(*reference.engine, mir.graph, set);
+  note_rare_experts(seen, &report);
+
+  // Decide, then write.
+  Smoothing smoothing;
+  if (o.config.smooth) {
+    MI_TRY(smoothing, plan_smoothing(mir, chosen, seen, o.config.smooth_alpha, pool, &report));
+  }
+  report.smoothed_sites = int64_t(smoothing.sites.size());
+  RewritePlan plan;
+  plan.weights = o.config.weights;
+  for (size_t i = 0; i < smoothing.sites.size(); ++i) {
+    const SmoothSite& site = smoothing.sites[i];
+    plan.tensors[site.norm_weight] = {nullptr, &smoothing.scales[i], site.plus_one};
+    for (const std::string& reader : site.readers) plan.tensors[reader].column_scale = &smoothing.scales[i];
+  }
+  ir::Graph g = mir.graph;
+  MI_TRY_VOID(ir::to_w8a8(g, [&](int32_t layer, const ir::WeightDecl& d) { return quantizable(d) && chosen.count(module_of(ir::full_name(d.name, layer))) != 0; }));
+  widen_smoothed(g, smoothing);
+  if (o.config.activations == ActivationScheme::kPerTensor) MI_TRY_VOID(add_static_scales(g, seen, smoothing, &plan));
+  MI_TRY_VOID(ir::verify(g));
+
+  std::map<int32_t, WeightError> errors;
+  MI_TRY(ir::MirWriter writer, ir::MirWriter::create(out.path(), g));
+  MI_TRY_VOID(rewrite_tensors(mir, g, plan, writer, pool, &errors));
+  MI_TRY_VOID(ir::copy_tokenizer(o.model, out.path()));
+  report.bytes_before = weights_bytes(mir.graph);
+  report.bytes_after = weights_bytes(g);
+
+  Json provenance = mir.provenance;
+  provenance["quantize"] = {{"weight_scheme", o.config.weights == WeightScheme::kPerChannel ? "per_channel" : "per_tensor"},
+                            {"activation_scheme", o.config.activations == ActivationScheme::kPerToken ? "per_token" : "per_tensor"},
+                            {"smooth_quant", {{"enable", o.config.smooth}, {"alpha", o.config.smooth_alpha}}},
+                            {"sensitive_layers", o.config.sensitive_layers},
+                            {"calibration", {{"source", set.source}, {"xxh3", set.hash}, {"sequences", set.sequences.size()}, {"tokens", set.tokens}}}};
+  MI_TRY_VOID(writer.finish(g, provenance));
+
+  if (o.compare) {
+    MI_TRY(TemporaryEngine rounded, make_engine(out.path(), Path(o.output).concat(".comparison"), 2, "", request.length, pool));
+    Comparison c = compare(*reference.engine, *rounded.engine, set, kComparedTokens);
+    report.layers = std::move(c.layers);
+    for (LayerDeviation& d : report.layers) d.weight_error = errors[d.layer].relative();
+    report.mean_kl = c.mean_kl;
+    report.max_kl = c.max_kl;
+    report.top1_agreement = c.top1_agreement;
+    report.compared_tokens = c.tokens;
+  }
+  MI_TRY_VOID(out.commit());
+  return report;
+}
+
+std::string report_text(const QuantizeReport& r) {
+  std::string s;
+  s += fmt::format("calibration   {}: {} sequences, {} tokens\n", r.calibration_source, r.calibration_sequences, r.calibration_tokens);
+  for (const Sensitive::Count& c : r.sensitive) s += fmt::format("kept in float '{}' matches {} matrices\n", c.pattern, c.matches);
+  s += fmt::format("matrices      {} int8 (W8A8), {} kept in float, {} norms smoothed\n", r.quantized_matrices, r.float_matrices, r.smoothed_sites);
+  s += fmt::format("weights       {} -> {}\n", human_bytes(double(r.bytes_before)), human_bytes(double(r.bytes_after)));
+  for (const std::string& n : r.notes) s += fmt::format("note          {}\n", n);
+  if (r.layers.empty()) return s;
+  s += fmt::format("\nagainst the float model, {} tokens: mean KL {:.5f}, largest {:.5f}, same best token {:.2f} %\n", r.compared_tokens, r.mean_kl, r.max_kl,
+                   100 * r.top1_agreement);
+  s += "layer  deviation  cosine    weights\n";
+  for (const LayerDeviation& d : r.layers)
+    s += fmt::format("{:>5}  {:>8.3f}%  {:.6f}  {:>6.3f}%\n", d.layer, 100 * d.relative_rms, d.cosine, 100 * d.weight_error);
+  return s;
+}
+
+Json report_json(const QuantizeReport& r) {
+  Json j;
+  j["calibration"] = {{"source", r.calibration_source}, {"xxh3", r.calibration_hash}, {"sequences", r.calibration_sequences}, {"tokens", r.calibration_tokens}};
+  j["quantized_matrices"] = r.quantized_matrices;
+  j["float_matrices"] = r.float_matrices;
+  j["smoothed_sites"] = r.smoothed_sites;
+  j["bytes_before"] = r.bytes_before;
+  j["bytes_after"] = r.bytes_after;
+  j["notes"] = r.notes;
+  j["sensitive_layers"] = Json::array();
+  for (const Sensitive::Count& c : r.sensitive) j["sensitive_layers"].push_back({{"pattern", c.pattern}, {"matches", c.matches}});
+  j["mean_kl"] = r.mean_kl;
+  j["max_kl"] = r.max_kl;
+  j["top1_agreement"] = r.top1_agreement;
+  j["compared_tokens"] = r.compared_tokens;
+  j["layers"] = Json::array();
+  for (const LayerDeviation& d : r.layers)
+    j["layers"].push_back({{"layer", d.layer}, {"relative_rms", d.relative_rms}, {"cosine", d.cosine}, {"weight_error", d.weight_error}});
+  return j;
+}
+
+}  // namespace mi::quant

@@ -1,0 +1,49 @@
+#pragma once
+// MIR -> quantized MIR: calibrate, smooth, round to W8A8, compare with the float model, report.
+
+#include <string>
+#include <vector>
+
+#include "base/file.h"
+#include "base/json.h"
+#include "base/result.h"
+#include "hw/thread_pool.h"
+#include "quant/config.h"
+
+namespace mi::quant {
+
+struct QuantizeOptions {
+  Path model;              // a float MIR directory
+  Path output;
+  QuantConfig config;
+  Path calibration;        // overrides config.calibration_data; empty: as configured
+  bool force = false;
+  bool compare = true;     // run float and int8 models side by side for the deviation table
+};
+
+struct LayerDeviation {
+  int32_t layer = 0;
+  double relative_rms = 0;     // rms(int8 - float) / rms(float) of the residual stream after the layer
+  double cosine = 0;
+  double weight_error = 0;     // rms of the rounding of the layer's weights over their rms
+};
+
+struct QuantizeReport {
+  std::string calibration_source, calibration_hash;
+  int64_t calibration_sequences = 0, calibration_tokens = 0;
+  int64_t quantized_matrices = 0, float_matrices = 0;     // counted per layer, experts as one
+  int64_t smoothed_sites = 0;
+  std::vector<std::string> notes;                         // skipped smoothing sites, experts with few tokens
+  std::vector<Sensitive::Count> sensitive;
+  std::vector<LayerDeviation> layers;                     // empty without compare
+  double mean_kl = 0, max_kl = 0, top1_agreement = 0;     // logits, int8 against float, over the compared tokens
+  int64_t compared_tokens = 0;
+  int64_t bytes_before = 0, bytes_after = 0;              // weights
+};
+
+Result<QuantizeReport> quantize(const QuantizeOptions& o, hw::ThreadPool& pool);
+
+std::string report_text(const QuantizeReport& r);
+Json report_json(const QuantizeReport& r);
+
+}  // namespace mi::quant

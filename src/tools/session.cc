@@ -1,0 +1,48 @@
+#include "tools/session.h"
+
+#include <algorithm>
+
+#include "base/util.h"
+#include "runtime/stepper.h"
+
+namespace mi::tools {
+
+Result<Session> open_session(const SessionOptions& o) {
+  Session s;
+  s.pool = std::make_unique<hw::ThreadPool>(o.threads > 0 ? o.threads : hw::advise_threads().threads);
+  MI_TRY(s.text, text::load_model_text(o.engine / "tokenizer"));
+
+  // The KV pool holds max_batch_size sequences of max_seq_len tokens; the model's own limit is known only after loading.
+  exec::LoadOptions l;
+  l.max_tokens_per_step = o.max_tokens_per_step;
+  l.kv_type = o.kv_type;
+  l.verify_checksums = o.verify_checksums;
+  std::unique_ptr<Progress> progress;
+  int64_t shown = 0;
+  if (!o.quiet)
+    l.progress = [&](int64_t done, int64_t total) {
+      if (!progress) progress = std::make_unique<Progress>("load", uint64_t(total), true);
+      progress->advance(uint64_t(done - shown));
+      shown = done;
+    };
+  const int64_t limit = o.max_seq_len > 0 ? o.max_seq_len : 4096;
+  const int64_t pages_each = (limit + artifact::kKvPageTokens - 1) / artifact::kKvPageTokens;
+  l.kv_pages = pages_each * o.max_batch_size;
+  MI_TRY(s.engine, exec::Engine::load(o.engine, l, *s.pool));
+  if (progress) progress->done();
+  const int64_t positions = s.engine->manifest().model.max_positions;
+  s.max_seq_len = positions > 0 ? std::min(limit, positions) : limit;
+  s.max_batch_size = o.max_batch_size;
+  return s;
+}
+
+std::unique_ptr<runtime::EngineLoop> Session::make_loop() const {
+  runtime::LoopOptions l;
+  l.max_batch_size = max_batch_size;
+  l.max_seq_len = max_seq_len;
+  l.prefill_tokens = engine->options().max_tokens_per_step;
+  l.eos_ids = engine->manifest().model.eos_ids;
+  return std::make_unique<runtime::EngineLoop>(runtime::make_engine_stepper(*engine, *pool), text.tokenizer, l);
+}
+
+}  // namespace mi::tools

@@ -1,0 +1,39 @@
+#pragma once
+// What a tool needs to run an engine: threads, the loaded engine, its text side.
+
+#include <memory>
+
+#include "base/file.h"
+#include "base/result.h"
+#include "exec/engine.h"
+#include "hw/thread_pool.h"
+#include "runtime/loop.h"
+#include "text/model_text.h"
+
+namespace mi::tools {
+
+struct SessionOptions {
+  Path engine;
+  int threads = 0;                    // 0: hw::advise_threads()
+  int64_t max_tokens_per_step = 512;
+  int64_t max_batch_size = 32;
+  int64_t max_seq_len = 0;            // 0: the model's max_positions, at most 4096
+  std::string kv_type;                // "": the engine's default
+  bool verify_checksums = true;
+  bool quiet = false;                 // no loading progress
+};
+
+struct Session {
+  std::unique_ptr<hw::ThreadPool> pool;
+  std::unique_ptr<exec::Engine> engine;
+  text::ModelText text;
+  int64_t max_seq_len = 0;
+  int64_t max_batch_size = 0;
+
+  // A loop over the engine; the session must outlive it. Greedy results do not depend on the batch, so one loop serves all.
+  std::unique_ptr<runtime::EngineLoop> make_loop() const;
+};
+
+Result<Session> open_session(const SessionOptions& o);
+
+}  // namespace mi::tools

@@ -1,0 +1,54 @@
+#pragma once
+// Does an engine say what its reference says? Three layers of evidence: outputs of every layer, routing, logits and greedy
+// tokens. Two kinds of reference:
+//
+//  * a recorded one (safetensors): seqS.input_ids, and any of seqS.hidden [layers+1, T, H] (residual stream: what enters
+//    layer 0, then what leaves each layer), seqS.layerN.experts / .weights [T, k] (largest weight first), seqS.logits [T, V],
+//    seqS.greedy_tokens; or input_ids.S and logits.S. Limits come from the "tolerance" of a .json file of the same name
+//    beside it, else from the options.
+//  * the MIR the engine was built from: its plain float graph is run on the same tokens.
+//
+// A float engine must agree within the float limits. An int8 engine rounds, and a flipped expert moves logits by more than
+// rounding: for it logits are judged by KL divergence, layers by relative deviation, routing is reported.
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/json.h"
+#include "base/result.h"
+#include "tools/session.h"
+
+namespace mi::tools {
+
+struct VerifyLimits {
+  double hidden_max_abs = 2e-4, logits_max_abs = 2e-4, weights_max_abs = 1e-4;   // float engines
+  double max_kl = 0.02;               // int8: mean KL per token, nats
+  double max_layer_deviation = 0.25;  // int8: rms(difference) / rms(reference) of a layer's output
+  bool given_logits = false, given_hidden = false;    // set by flags: win over the file's tolerance
+};
+
+struct VerifyRow {
+  std::string what;        // "seq0 layer 3 output"
+  double found = 0, limit = 0;
+  bool ok = true, judged = true;
+  std::string unit;        // "max abs", "KL", "relative", "differ"
+};
+
+struct VerifyReport {
+  std::vector<VerifyRow> rows;
+  std::string first_bad;   // the first row out of limits in model order; empty: all within
+  bool ok() const { return first_bad.empty(); }
+  double mean_kl = 0;
+  int64_t tokens = 0;
+};
+
+Result<VerifyReport> verify_reference(const Session& s, const Path& reference, VerifyLimits limits);
+
+// tokens: sequences to run; empty: seeded random ids, or the tokenizer's ids of a built-in text.
+Result<VerifyReport> verify_mir(const Session& s, const Path& mir, VerifyLimits limits);
+
+std::string verify_text(const VerifyReport& r);
+Json verify_json(const VerifyReport& r);
+
+}  // namespace mi::tools
