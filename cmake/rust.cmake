@@ -1,5 +1,7 @@
 # The Rust static library (rust/): tokenizers, chat templates and grammars behind one C header.
-# Built by cargo with the checked-in Cargo.lock; the target mi_rust_text carries the archive and its system libraries.
+# Built by cargo with the checked-in Cargo.lock, once for all presets (the sanitizer presets link the same archive);
+# the target mi_rust_text carries the archive, its header and its system libraries. Cargo decides what to rebuild, and
+# an archive it left alone relinks nothing.
 find_program(MI_CARGO cargo HINTS $ENV{HOME}/.cargo/bin /usr/bin)
 if(NOT MI_CARGO)
   message(FATAL_ERROR "cargo was not found: run scripts/setup, which installs what the build needs")
@@ -12,7 +14,7 @@ add_custom_command(
   COMMAND ${CMAKE_COMMAND} -E env CARGO_TARGET_DIR=${MI_RUST_TARGET_DIR}
           ${MI_CARGO} build --release --locked --quiet --manifest-path ${CMAKE_SOURCE_DIR}/rust/Cargo.toml
   DEPENDS ${MI_RUST_SOURCES} ${CMAKE_SOURCE_DIR}/rust/Cargo.toml ${CMAKE_SOURCE_DIR}/rust/Cargo.lock
-  COMMENT "cargo: tokenizers, chat templates, grammars"
+  COMMENT "cargo: tokenizers, chat templates, grammars (about two minutes the first time)"
   VERBATIM)
 add_custom_target(mi_rust_build DEPENDS ${MI_RUST_ARCHIVE})
 add_library(mi_rust_text INTERFACE)

@@ -1,0 +1,67 @@
+/* The C face of the Rust library mi_text: tokenizers, chat templates, grammars.
+ *
+ * Handles are opaque. A tokenizer, a template and a grammar factory are immutable and may be used from many threads at
+ * once; a decoder and a matcher belong to one thread at a time.
+ * Text is UTF-8 with a length, not terminated; input that is not UTF-8 is an error.
+ * Functions that can fail return 0 when they succeeded. Otherwise they return 1 and `out` holds one sentence that says
+ * why. An mi_text_buf is owned by the library until mi_text_buf_free; a zeroed one is empty, and every call that fills
+ * one replaces (does not free) what was in it. No call ends the process: a panic inside becomes an error of the call.
+ */
+#ifndef MI_TEXT_H_
+#define MI_TEXT_H_
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Bytes, or as many elements as size / sizeof(element) where a call says what it holds. */
+typedef struct mi_text_buf {
+  uint8_t* data;
+  size_t size;
+  size_t capacity;
+} mi_text_buf;
+void mi_text_buf_free(mi_text_buf* buf);
+
+typedef struct mi_text_range {
+  size_t begin, end; /* bytes */
+} mi_text_range;
+
+/* ---- tokenizer ---------------------------------------------------------------------------------------------- */
+typedef struct mi_text_tokenizer mi_text_tokenizer;
+enum {
+  MI_TEXT_TOKEN_EXISTS = 1,
+  MI_TEXT_TOKEN_ADDED = 2,   /* listed in added_tokens */
+  MI_TEXT_TOKEN_SPECIAL = 4, /* ... and marked special: left out by skip_special */
+  MI_TEXT_TOKEN_CONTROL = 8, /* ... or not, but more than white space: never produced by plain text */
+};
+
+/* From the bytes of a tokenizer.json. Its truncation and padding are ignored. */
+int mi_text_tokenizer_load(const char* json, size_t size, mi_text_tokenizer** tokenizer, mi_text_buf* out);
+void mi_text_tokenizer_free(mi_text_tokenizer* tokenizer);
+/* Largest id + 1. */
+size_t mi_text_tokenizer_vocab(const mi_text_tokenizer* tokenizer);
+/* The bytes of a token, owned by the tokenizer; *flags as above (0: no such id). */
+const uint8_t* mi_text_tokenizer_token(const mi_text_tokenizer* tokenizer, uint32_t id, size_t* size, uint32_t* flags);
+/* The id of a token by its name in the file, or -1. */
+int32_t mi_text_tokenizer_id(const mi_text_tokenizer* tokenizer, const char* name, size_t size);
+/* out: uint32_t ids. Added tokens spelled in `text` become their ids, except where they would touch one of the user
+ * ranges; parse_special 0 is the same as one range over the whole text. Nothing is added at the ends. */
+int mi_text_tokenizer_encode(const mi_text_tokenizer* tokenizer, const char* text, size_t size, int parse_special,
+                             const mi_text_range* user, size_t num_user, mi_text_buf* out);
+
+/* Ids to text, piece by piece. Unknown ids stand for nothing. */
+typedef struct mi_text_decoder mi_text_decoder;
+mi_text_decoder* mi_text_decoder_new(const mi_text_tokenizer* tokenizer, int skip_special); /* the tokenizer must outlive it */
+void mi_text_decoder_free(mi_text_decoder* decoder);
+/* The text that became certain; it stays valid until the next call with this decoder. */
+const uint8_t* mi_text_decoder_push(mi_text_decoder* decoder, uint32_t id, size_t* size);
+/* What was held back, unfinished characters as U+FFFD; the decoder then starts anew. */
+const uint8_t* mi_text_decoder_finish(mi_text_decoder* decoder, size_t* size);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,85 @@
+//! The Rust part of metainfer's text room, behind the C header `include/mi_text.h` (which documents every call).
+//! This file holds what all entries share: buffers, arguments, and the net that turns a panic into an error.
+
+mod added;
+mod decode;
+mod tokenizer;
+
+use std::cell::RefCell;
+use std::panic::{catch_unwind, AssertUnwindSafe};
+use std::sync::Once;
+
+/// Why a call failed, as one sentence.
+pub type Failure = String;
+
+#[repr(C)]
+pub struct Buf {
+    data: *mut u8,
+    size: usize,
+    capacity: usize,
+}
+
+impl Buf {
+    fn new(bytes: Vec<u8>) -> Buf {
+        let mut bytes = std::mem::ManuallyDrop::new(bytes);
+        Buf { data: bytes.as_mut_ptr(), size: bytes.len(), capacity: bytes.capacity() }
+    }
+}
+
+#[no_mangle]
+pub unsafe extern "C" fn mi_text_buf_free(buf: *mut Buf) {
+    let buf = &mut *buf;
+    if buf.capacity != 0 {
+        drop(Vec::from_raw_parts(buf.data, buf.size, buf.capacity));
+    }
+    *buf = Buf { data: std::ptr::null_mut(), size: 0, capacity: 0 };
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct Range {
+    pub begin: usize,
+    pub end: usize,
+}
+
+/// A slice from a C pointer and length; a null pointer is an empty slice.
+pub(crate) unsafe fn slice<'a, T>(data: *const T, len: usize) -> &'a [T] {
+    if len == 0 {
+        &[]
+    } else {
+        std::slice::from_raw_parts(data, len)
+    }
+}
+
+pub(crate) unsafe fn text<'a>(data: *const u8, len: usize, what: &str) -> Result<&'a str, Failure> {
+    std::str::from_utf8(slice(data, len)).map_err(|e| format!("{what} is not valid UTF-8 (byte {})", e.valid_up_to()))
+}
+
+thread_local! {
+    static PANIC: RefCell<Option<String>> = const { RefCell::new(None) };
+}
+
+/// Runs `f`; a panic in it is a Failure. The panic's text goes into the message instead of to stderr.
+pub(crate) fn guard<T>(f: impl FnOnce() -> Result<T, Failure>) -> Result<T, Failure> {
+    static HOOK: Once = Once::new();
+    HOOK.call_once(|| {
+        std::panic::set_hook(Box::new(|info| {
+            let text = info.to_string().replace('\n', " ");
+            PANIC.with(|p| *p.borrow_mut() = Some(text));
+        }));
+    });
+    catch_unwind(AssertUnwindSafe(f)).unwrap_or_else(|_| {
+        let text = PANIC.with(|p| p.borrow_mut().take()).unwrap_or_default();
+        Err(format!("internal error of the text library: {text}"))
+    })
+}
+
+/// The common end of an entry: on success `out` is filled with the bytes, otherwise with the message.
+pub(crate) unsafe fn answer(out: *mut Buf, f: impl FnOnce() -> Result<Vec<u8>, Failure>) -> i32 {
+    let (bytes, code) = match guard(f) {
+        Ok(bytes) => (bytes, 0),
+        Err(message) => (message.into_bytes(), 1),
+    };
+    *out = Buf::new(bytes);
+    code
+}
