@@ -1,0 +1,44 @@
+#pragma once
+// The table of subcommands. A command is: flags -> options struct -> one library call -> print. It returns the exit code
+// (0 ok, 1 the check it ran failed) or an Error, whose code is the exit code (2 usage, 3 environment, 4 bad input).
+
+#include <CLI/CLI.hpp>
+#include <functional>
+#include <string>
+
+#include "base/result.h"
+
+namespace mi::cli {
+
+using Action = std::function<Result<int>()>;
+
+// Declares the command's flags on a new subcommand of app and returns what to do once they are parsed.
+struct Command {
+  CLI::App* app = nullptr;
+  Action run;
+};
+
+Command add_export(CLI::App& app);
+Command add_quantize(CLI::App& app);
+Command add_build(CLI::App& app);
+Command add_serve(CLI::App& app);
+Command add_generate(CLI::App& app);
+Command add_verify(CLI::App& app);
+Command add_eval(CLI::App& app);
+Command add_bench(CLI::App& app);
+Command add_inspect(CLI::App& app);
+
+// Flags that several commands share.
+struct EngineFlags {
+  std::string engine;
+  int threads = 0;
+  int64_t max_seq_len = 0;
+  int64_t max_batch_size = 32;
+  std::string kv_type;
+  bool no_checksums = false;
+};
+void add_engine_flags(CLI::App& app, EngineFlags* f);
+
+inline constexpr const char* kVersion = "0.1.0";
+
+}  // namespace mi::cli

@@ -1,0 +1,86 @@
+// metainfer: one program, one subcommand per step.
+#include <fmt/format.h>
+
+#include <cstdio>
+
+#include "base/file.h"
+#include "base/json.h"
+#include "base/util.h"
+#include "cli/command.h"
+#include "hw/cpu.h"
+
+namespace {
+
+using mi::cli::Command;
+
+int print_error(const mi::Error& e) {
+  fmt::print(stderr, "error: {}\n", e.message());
+  return int(e.code());
+}
+
+// "unknown flag --modle (did you mean --model?)": CLI11 names only the flag.
+int usage_error(const CLI::App& app, const CLI::ParseError& e) {
+  const CLI::App* at = &app;
+  for (const CLI::App* sub : app.get_subcommands()) at = sub;
+  std::string hint;
+  if (const auto extras = at->remaining(); !extras.empty()) {
+    std::vector<std::string> known;
+    if (extras.front().rfind("-", 0) == 0) {
+      for (const CLI::Option* o : at->get_options()) known.push_back("--" + o->get_single_name());
+    } else {
+      for (const CLI::App* sub : app.get_subcommands([](const CLI::App*) { return true; })) known.push_back(sub->get_name());
+    }
+    if (const std::string near = mi::nearest_name(extras.front(), known); !near.empty()) hint = fmt::format(" (did you mean {}?)", near);
+    fmt::print(stderr, "error: unknown {} {}{}\n", extras.front().rfind("-", 0) == 0 ? "flag" : "argument", extras.front(), hint);
+  } else {
+    fmt::print(stderr, "error: {}\n", e.what());
+  }
+  fmt::print(stderr, "see: metainfer {}--help\n", at == &app ? "" : at->get_name() + " ");
+  return int(mi::ErrorCode::kUsage);
+}
+
+int run(int argc, char** argv) {
+  CLI::App app{"metainfer: compile a mixture-of-experts model once, serve it fast, and show that nothing broke", "metainfer"};
+  app.set_version_flag("--version", std::string("metainfer ") + mi::cli::kVersion);
+  app.require_subcommand(1);
+  app.footer(
+      "A model goes through export -> quantize -> build -> serve:\n"
+      "  metainfer export   --model-dir models/mini-m3 --output mini-m3-mir\n"
+      "  metainfer quantize --model mini-m3-mir --config quant_w8a8.yaml --output mini-m3-w8a8\n"
+      "  metainfer build    --model mini-m3-w8a8 --target cpu --opt-level O2 --output mini-m3-engine\n"
+      "  metainfer serve    --engine mini-m3-engine --port 8000\n"
+      "\nExit codes: 0 ok, 1 the check failed, 2 usage, 3 environment (no memory, disk full), 4 bad input.");
+  bool quiet = false;
+  app.add_flag("-q,--quiet", quiet, "no progress lines");
+  app.fallthrough();
+
+  const Command commands[] = {mi::cli::add_export(app),   mi::cli::add_quantize(app), mi::cli::add_build(app),
+                              mi::cli::add_serve(app),    mi::cli::add_generate(app), mi::cli::add_verify(app),
+                              mi::cli::add_eval(app),     mi::cli::add_bench(app),    mi::cli::add_inspect(app)};
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& e) {
+    if (e.get_exit_code() == 0) return app.exit(e);      // --help, --version
+    return usage_error(app, e);
+  }
+  mi::Progress::set_quiet(quiet);
+  if (mi::Status s = mi::hw::check_force_env(); !s.ok()) return print_error(s.error());
+  mi::remove_outputs_on_signal();
+  for (const Command& c : commands) {
+    if (!c.app->parsed()) continue;
+    const mi::Result<int> r = c.run();
+    return r.ok() ? *r : print_error(r.error());
+  }
+  return int(mi::ErrorCode::kUsage);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  try {
+    return run(argc, argv);
+  } catch (const std::bad_alloc&) {
+    fmt::print(stderr, "error: out of memory\n");
+    return int(mi::ErrorCode::kEnvironment);
+  }
+}
