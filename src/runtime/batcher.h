@@ -1,0 +1,69 @@
+#pragma once
+// The runtime without its thread: requests in, one step at a time, events out. Joins scheduler, model, sampler and
+// text. Not thread-safe, no clock of its own: EngineLoop runs it on a thread, tests run it by hand.
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "exec/batch.h"
+#include "runtime/loop.h"
+#include "runtime/output_text.h"
+#include "runtime/sampler.h"
+#include "runtime/scheduler.h"
+
+namespace mi::runtime {
+
+class Batcher {
+ public:
+  using Clock = std::function<double()>;   // seconds, never backwards
+  // seed: what requests without a seed of their own draw from. The stepper is borrowed.
+  Batcher(Stepper& stepper, std::shared_ptr<const text::Tokenizer> tokenizer, LoopOptions options, uint64_t seed, Clock clock);
+  ~Batcher();
+  Batcher(const Batcher&) = delete;
+
+  const Limits& limits() const { return limits_; }
+  // Precondition: check_request() accepts r. arrival: the clock's time when it came in.
+  void add(uint64_t id, Request r, Sink sink, double arrival);
+  void cancel(uint64_t id);
+  void cancel_all();
+  // Runs one step; false if there is nothing to do.
+  bool step();
+  // Hands out the FinishEvents of add(), cancel() and step() so far. Apart from them so that the owner can publish the
+  // new numbers first: who has its last event finds itself gone from the gauges. True if there were any.
+  bool deliver_ended();
+  bool idle() const { return live_.empty(); }
+
+  // The fields that this class knows: all but draining, refused, accepted and seconds_since_progress.
+  const Stats& stats() const { return stats_; }
+  void check_invariants() const { scheduler_.check_invariants(); }
+
+ private:
+  struct Live;
+  struct RowJob;
+  void collect_rows(const StepPlan& plan, std::span<const float> logits, std::vector<RowJob>* jobs);
+  void run_row(const RowJob& job) const;
+  void deliver(Live& live);
+  bool take_token(Live& live, FinishEvent* end);
+  void finish(Live& live, FinishEvent e);
+  void refresh_gauges();
+
+  Stepper& stepper_;
+  std::shared_ptr<const text::Tokenizer> tokenizer_;
+  LoopOptions options_;
+  uint64_t seed_;
+  Clock clock_;
+  Limits limits_;
+  Scheduler scheduler_;
+  std::unordered_map<uint64_t, std::unique_ptr<Live>> live_;
+  std::vector<std::pair<std::unique_ptr<Live>, FinishEvent>> ended_;
+  Stats stats_;
+};
+
+// Which settings the options come to for this stepper: nothing asks for more than the model can run.
+LoopOptions fit_options(LoopOptions options, const Stepper& stepper);
+
+}  // namespace mi::runtime

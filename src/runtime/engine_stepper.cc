@@ -1,0 +1,33 @@
+#include "runtime/kv/page_pool.h"
+#include "runtime/stepper.h"
+
+namespace mi::runtime {
+
+static_assert(kv::kPageTokens == artifact::kKvPageTokens, "runtime and exec disagree about the size of a KV page");
+
+namespace {
+
+class EngineStepper : public Stepper {
+ public:
+  EngineStepper(exec::Engine& engine, hw::ThreadPool& pool) : engine_(engine), pool_(pool) {}
+  int64_t vocab() const override { return engine_.manifest().model.vocab; }
+  int64_t kv_pages() const override { return engine_.kv_pages(); }
+  int64_t max_tokens_per_step() const override { return engine_.options().max_tokens_per_step; }
+  std::span<const float> run(const exec::Batch& b) override { return engine_.run(b); }
+  void for_each(int64_t n, const std::function<void(int64_t)>& fn) override {
+    if (n == 1) return fn(0);
+    pool_.run(n, [&fn](int64_t i, int) { fn(i); });
+  }
+
+ private:
+  exec::Engine& engine_;
+  hw::ThreadPool& pool_;
+};
+
+}  // namespace
+
+std::unique_ptr<Stepper> make_engine_stepper(exec::Engine& engine, hw::ThreadPool& pool) {
+  return std::make_unique<EngineStepper>(engine, pool);
+}
+
+}  // namespace mi::runtime

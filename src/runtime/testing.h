@@ -1,0 +1,189 @@
+#pragma once
+// For tests only (this room's and the server's): a model without weights, a tokenizer without a file, and a sink that
+// remembers.
+
+#include <chrono>
+#include <condition_variable>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "base/check.h"
+#include "base/util.h"
+#include "runtime/kv/page_pool.h"
+#include "runtime/request.h"
+#include "runtime/stepper.h"
+#include "text/tokenizer.h"
+
+namespace mi::runtime::testing {
+
+// Logits are a hash of all tokens up to the row's. The tokens are written into and read back from "KV pages" through the
+// page ids of the batch, so a wrong page, a page shared by mistake or a skipped row changes the answer.
+class FakeStepper : public Stepper {
+ public:
+  struct Config {
+    int64_t vocab = 64, pages = 64, max_tokens = 512;
+    std::chrono::microseconds step_time{0};
+    bool break_logits = false;      // NaN in every row
+  };
+  FakeStepper() : FakeStepper(Config()) {}
+  explicit FakeStepper(Config c) : config_(c), cache_(size_t(c.pages * kv::kPageTokens), -1) {}
+
+  int64_t vocab() const override { return config_.vocab; }
+  int64_t kv_pages() const override { return config_.pages; }
+  int64_t max_tokens_per_step() const override { return config_.max_tokens; }
+
+  std::span<const float> run(const exec::Batch& b) override {
+    if (config_.step_time.count() > 0) std::this_thread::sleep_for(config_.step_time);
+    logits_.clear();
+    rows_ = 0;
+    std::map<int32_t, size_t> owner;
+    for (size_t c = 0; c < b.chunks.size(); ++c) {
+      const exec::Chunk& chunk = b.chunks[c];
+      for (int32_t page : chunk.pages) {
+        MI_CHECK(page >= 0 && page < config_.pages);
+        MI_CHECK(owner.emplace(page, c).second, "page {} is in two chunks", page);
+      }
+      MI_CHECK(!chunk.tokens.empty() && kv::pages_for(chunk.start + int64_t(chunk.tokens.size())) <= int64_t(chunk.pages.size()));
+      for (size_t i = 0; i < chunk.tokens.size(); ++i) {
+        MI_CHECK(chunk.tokens[i] >= 0 && chunk.tokens[i] < config_.vocab);
+        slot(chunk, chunk.start + int64_t(i)) = chunk.tokens[i];
+      }
+      rows_ += int64_t(chunk.tokens.size());
+      for (int64_t i = chunk.logits_from; i < int64_t(chunk.tokens.size()); ++i) append_logits(chunk, chunk.start + i);
+    }
+    MI_CHECK_LE(rows_, config_.max_tokens);
+    last_rows_ = rows_;
+    return logits_;
+  }
+  int64_t last_rows() const { return last_rows_; }   // of the last step
+
+ private:
+  int32_t& slot(const exec::Chunk& c, int64_t position) {
+    return cache_[size_t(c.pages[size_t(position / kv::kPageTokens)] * kv::kPageTokens + position % kv::kPageTokens)];
+  }
+  void append_logits(const exec::Chunk& c, int64_t position) {
+    uint64_t h = 1;
+    for (int64_t p = 0; p <= position; ++p) h = h * 0x9e3779b97f4a7c15u + uint64_t(slot(c, p)) + 1;
+    for (int64_t i = 0; i < config_.vocab; ++i) logits_.push_back(config_.break_logits ? __builtin_nanf("") : 8 * random_unit(h, uint64_t(i)));
+  }
+
+  Config config_;
+  std::vector<int32_t> cache_;
+  std::vector<float> logits_;
+  int64_t rows_ = 0, last_rows_ = 0;
+};
+
+// Token i is pieces[i]; ids beyond have no text. Pieces may be parts of characters.
+class FakeTokenizer : public text::Tokenizer {
+ public:
+  // 0 is the special "</s>", then "a" .. "z", then pairs of letters up to `vocab`.
+  explicit FakeTokenizer(int64_t vocab = 64) {
+    pieces_.push_back("</s>");
+    for (int64_t i = 1; i < vocab; ++i) {
+      std::string piece(1, char('a' + (i - 1) % 26));
+      if (i > 26) piece += char('a' + (i - 1) / 26);
+      pieces_.push_back(piece);
+    }
+  }
+  explicit FakeTokenizer(std::vector<std::string> pieces) : pieces_(std::move(pieces)) {}
+
+  int64_t vocab() const override { return int64_t(pieces_.size()); }
+  // The longest piece that fits, again and again.
+  Result<std::vector<int32_t>> encode(std::string_view text, bool) const override {
+    std::vector<int32_t> ids;
+    while (!text.empty()) {
+      size_t best = 0;
+      for (size_t i = 1; i < pieces_.size(); ++i) {
+        if (!pieces_[i].empty() && text.starts_with(pieces_[i]) && (best == 0 || pieces_[i].size() > pieces_[best].size())) best = i;
+      }
+      if (best == 0) return bad_input("no token for '{}'", text);
+      ids.push_back(int32_t(best));
+      text.remove_prefix(pieces_[best].size());
+    }
+    return ids;
+  }
+  Result<std::vector<int32_t>> encode_mixed(std::string_view text, std::span<const Range>) const override { return encode(text, false); }
+  Result<std::string> decode(std::span<const int32_t> ids, bool skip_special) const override {
+    std::string bytes;
+    for (int32_t id : ids) {
+      if (!(skip_special && is_special(id))) bytes += token_bytes(id);
+    }
+    return replace_invalid(bytes);
+  }
+  std::string_view token_bytes(int32_t id) const override { return size_t(id) < pieces_.size() ? std::string_view(pieces_[size_t(id)]) : ""; }
+  bool is_special(int32_t id) const override { return id == 0; }
+  int32_t id_of(std::string_view token) const override {
+    for (size_t i = 0; i < pieces_.size(); ++i) {
+      if (pieces_[i] == token) return int32_t(i);
+    }
+    return -1;
+  }
+
+ private:
+  // Each byte that is not part of a whole character becomes U+FFFD.
+  static std::string replace_invalid(const std::string& bytes) {
+    std::string out;
+    for (size_t i = 0; i < bytes.size();) {
+      const unsigned char lead = (unsigned char)bytes[i];
+      const size_t n = lead < 0x80 ? 1 : lead >= 0xf0 ? 4 : lead >= 0xe0 ? 3 : lead >= 0xc0 ? 2 : 0;
+      bool whole = n > 0 && i + n <= bytes.size();
+      for (size_t j = 1; whole && j < n; ++j) whole = ((unsigned char)bytes[i + j] & 0xc0) == 0x80;
+      out += whole ? bytes.substr(i, n) : "\xef\xbf\xbd";
+      i += whole ? n : 1;
+    }
+    return out;
+  }
+  std::vector<std::string> pieces_;
+};
+
+// Everything one request got; thread-safe. Aborts on an event after the last.
+class Recorder {
+ public:
+  Sink sink() {
+    return [this](Event&& e) {
+      std::lock_guard lock(mu_);
+      MI_CHECK(!finish_, "an event after the last one");
+      if (auto* p = std::get_if<PromptEvent>(&e)) {
+        MI_CHECK(prompt_.empty() && tokens_.empty());
+        prompt_ = std::move(p->prompt);
+      } else if (auto* t = std::get_if<TokenEvent>(&e)) {
+        text_ += t->text;
+        tokens_.push_back(t->token);
+        events_.push_back(std::move(*t));
+      } else {
+        finish_ = std::move(std::get<FinishEvent>(e));
+        text_ += finish_->text;
+      }
+      changed_.notify_all();
+    };
+  }
+  void wait_end() {
+    std::unique_lock lock(mu_);
+    changed_.wait(lock, [this] { return finish_.has_value(); });
+  }
+  void wait_tokens(size_t n) {
+    std::unique_lock lock(mu_);
+    changed_.wait(lock, [this, n] { return finish_ || tokens_.size() >= n; });
+  }
+  bool ended() const { std::lock_guard lock(mu_); return finish_.has_value(); }
+  std::vector<int32_t> tokens() const { std::lock_guard lock(mu_); return tokens_; }
+  std::vector<TokenEvent> events() const { std::lock_guard lock(mu_); return events_; }
+  std::vector<ScoredToken> prompt() const { std::lock_guard lock(mu_); return prompt_; }
+  std::string text() const { std::lock_guard lock(mu_); return text_; }
+  FinishEvent finish() const { std::lock_guard lock(mu_); return finish_.value(); }
+
+ private:
+  mutable std::mutex mu_;
+  std::condition_variable changed_;
+  std::vector<int32_t> tokens_;
+  std::vector<TokenEvent> events_;
+  std::vector<ScoredToken> prompt_;
+  std::string text_;
+  std::optional<FinishEvent> finish_;
+};
+
+}  // namespace mi::runtime::testing
