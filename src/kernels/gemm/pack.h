@@ -18,11 +18,16 @@ constexpr int64_t packed_index(int64_t n, int64_t k, int64_t k_pad, int64_t g) {
   return ((n / 16) * (k_pad / g) + k / g) * 16 * g + (n % 16) * g + k % g;
 }
 
-// w row-major [n, k] -> out [pad_n(n) * pad_k(k)]. Rows n_begin.. may be packed into a larger matrix: n_offset is the row of
-// the target where w's first row goes (stacked QKV); any value is allowed.
+// w row-major [n, k] -> rows [n_offset, n_offset + n) of the packed matrix at out. Parts stacked into one matrix (Q, K, V) are
+// packed in ascending order of n_offset, any value; each call also zeroes the columns up to pad_k(k) and the rows up to
+// the next multiple of 16, so the last one leaves the padding right.
 void pack_i8(const int8_t* w, int64_t n, int64_t k, int8_t* out, int64_t n_offset);
 void pack_bf16(const uint16_t* w, int64_t n, int64_t k, uint16_t* out, int64_t n_offset);
 void pack_f32(const float* w, int64_t n, int64_t k, float* out, int64_t n_offset);
+// Back to row-major [n, k].
+void unpack_i8(const int8_t* packed, int64_t n, int64_t k, int8_t* w);
+void unpack_bf16(const uint16_t* packed, int64_t n, int64_t k, uint16_t* w);
+void unpack_f32(const float* packed, int64_t n, int64_t k, float* w);
 // colsum[n] = 128 * sum_k w[n][k]
 void colsum_i8(const int8_t* w, int64_t n, int64_t k, int32_t* colsum);
 

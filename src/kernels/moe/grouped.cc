@@ -1,0 +1,129 @@
+#include "kernels/moe/grouped.h"
+
+#include <algorithm>
+
+#include "base/check.h"
+#include "kernels/dispatch.h"
+#include "kernels/moe/kinds.h"
+#include "kernels/moe/plan.h"
+#include "kernels/quantize/quantize.h"
+#include "kernels/rows.h"
+
+MI_KERNEL(void, activation_impl, (const ActArgs& a))
+
+namespace mi::kernels {
+namespace {
+
+constexpr int64_t round64(int64_t v) { return (v + 63) / 64 * 64; }
+
+int64_t tile_bytes(const ExpertWeights& w) { return kNTile * pad_k(w.k) * gemm_element_bytes(w.format); }
+
+// The product of the task's rows with its columns of expert e's weights, as columns [0, ..) of a matrix of their own;
+// x, y and their rows are for the caller to fill in.
+GemmArgs part_of(const ExpertWeights& w, const ExpertTask& task) {
+  const int64_t e = task.expert, col = task.tile_begin * kNTile;
+  GemmArgs g;
+  g.m = task.rows;
+  g.n = std::min(w.n, task.tile_end * kNTile) - col;
+  g.k = w.k;
+  g.w = static_cast<const char*>(w.w) + e * w.expert_stride + task.tile_begin * tile_bytes(w);
+  if (w.format == GemmFormat::kI8) {
+    g.w_scale = w.scale + e * pad_n(w.n) + col;
+    g.w_colsum = w.colsum + e * pad_n(w.n) + col;
+  }
+  if (w.bias) g.bias = w.bias + e * w.bias_stride + col;
+  return g;
+}
+GemmRange whole(const ExpertTask& task) { return {0, task.rows, 0, task.tile_end - task.tile_begin}; }
+
+void product(const GemmKernel& kernel, const ExpertWeights& w, const ExpertTask& task, const void* x, int64_t x_stride, int64_t x_scale_offset,
+             const int32_t* x_rows, float* y, int64_t y_stride, const int32_t* y_rows) {
+  GemmArgs g = part_of(w, task);
+  g.x = x;
+  g.x_stride = x_stride;
+  g.x_scale_offset = x_scale_offset;
+  g.x_rows = x_rows + task.first;
+  g.y = y + task.tile_begin * kNTile;
+  g.y_stride = y_stride;
+  g.y_rows = y_rows + task.first;
+  gemm_range(kernel, g, whole(task));
+}
+
+// Where grouped_experts keeps its intermediate rows, one of each per pair.
+struct Scratch {
+  int64_t h_stride, q_stride, y_stride;   // q: h quantized, none when the down weights are float
+  Scratch(int64_t hidden, int64_t inter, GemmFormat down)
+      : h_stride(round64(inter * 4)), q_stride(down == GemmFormat::kI8 ? q8_row_bytes(inter) : 0), y_stride(round64(hidden * 4)) {}
+  int64_t bytes_per_pair() const { return h_stride + q_stride + y_stride; }
+};
+
+}  // namespace
+
+int64_t grouped_scratch_bytes_per_token(int64_t k, int64_t hidden, int64_t inter, GemmFormat down) {
+  return k * Scratch(hidden, inter, down).bytes_per_pair();
+}
+
+void expert_linear(const ExpertLinearArgs& a, hw::ThreadPool& pool, const hw::CpuFeatures& cpu) {
+  if (a.tokens == 0) return;
+  const GemmKernel& kernel = select_gemm(a.w.format, cpu);
+  ExpertPlan& plan = ExpertPlan::of_this_thread();
+  plan.sort(a.route, a.tokens, a.w.experts);
+  const auto tasks = plan.split(pad_n(a.w.n) / kNTile, tile_bytes(a.w), pool.threads());
+  run_tasks(pool, int64_t(tasks.size()), [&](int64_t i, int) {
+    product(kernel, a.w, tasks[size_t(i)], a.x, a.x_stride, a.x_scale_offset, a.x_per_pair ? plan.pairs() : plan.tokens(), a.y, a.y_stride,
+            plan.pairs());
+  });
+}
+
+void grouped_experts(const GroupedExpertsArgs& a, hw::ThreadPool& pool, const hw::CpuFeatures& cpu) {
+  if (a.tokens == 0) return;
+  const int64_t inter = a.gate.n, hidden = a.down.n, pairs = a.tokens * a.route.k;
+  MI_DCHECK(a.up.n == inter && a.down.k == inter && a.gate.k == a.up.k, "gate [{}, {}], up [{}, {}], down [{}, {}]", a.gate.n, a.gate.k,
+            a.up.n, a.up.k, a.down.n, a.down.k);
+  MI_DCHECK(a.gate.format == a.up.format, "gate and up of different formats");
+  const Scratch s(hidden, inter, a.down.format);
+  char* const h = static_cast<char*>(a.scratch);
+  char* const q = h + pairs * s.h_stride;
+  float* const y = reinterpret_cast<float*>(q + pairs * s.q_stride);
+  const auto activate = MI_PICK(activation_impl, cpu);
+  const GemmKernel& in = select_gemm(a.gate.format, cpu);
+  const GemmKernel& out = select_gemm(a.down.format, cpu);
+  ExpertPlan& plan = ExpertPlan::of_this_thread();
+  plan.sort(a.route, a.tokens, a.gate.experts);
+
+  // Gate and up for some columns of some rows, side by side in this thread's memory, and the activation on them while they
+  // are in the cache. Who finishes a block of rows quantizes it.
+  auto tasks = plan.split(pad_n(inter) / kNTile, 2 * tile_bytes(a.gate), pool.threads());
+  run_tasks(pool, int64_t(tasks.size()), [&](int64_t i, int) {
+    const ExpertTask& task = tasks[size_t(i)];
+    GemmArgs gate = part_of(a.gate, task), up = part_of(a.up, task);
+    const int64_t stride = round64(gate.n * 4), half = task.rows * stride, gemm_bytes = gemm_scratch_bytes(gate.k);
+    char* const mine = static_cast<char*>(thread_scratch(gemm_bytes + 2 * half));
+    for (GemmArgs* g : {&gate, &up}) {
+      g->x = a.x;
+      g->x_stride = a.x_stride;
+      g->x_scale_offset = a.x_scale_offset;
+      g->x_rows = plan.tokens() + task.first;
+      g->y = reinterpret_cast<float*>(mine + gemm_bytes + (g == &up ? half : 0));
+      g->y_stride = stride;
+      in.run(*g, whole(task), mine);
+    }
+    activate({int(a.act.kind), a.act.alpha, a.act.limit, gate.y, up.y, stride, stride, task.rows, gate.n,
+              reinterpret_cast<float*>(h) + task.tile_begin * kNTile, s.h_stride, plan.pairs() + task.first});
+    if (s.q_stride == 0 || plan.blocks_left(task.row_block).fetch_sub(1, std::memory_order_acq_rel) != 1) return;
+    for (int32_t r = 0; r < task.rows; ++r) {
+      const int64_t pair = plan.pairs()[task.first + r];
+      quantize_rows(reinterpret_cast<float*>(h + pair * s.h_stride), s.h_stride, 1, inter, q + pair * s.q_stride, s.q_stride, cpu);
+    }
+  });
+
+  tasks = plan.split(pad_n(hidden) / kNTile, tile_bytes(a.down), pool.threads());
+  run_tasks(pool, int64_t(tasks.size()), [&](int64_t i, int) {
+    product(out, a.down, tasks[size_t(i)], s.q_stride ? q : h, s.q_stride ? s.q_stride : s.h_stride, q8_scale_offset(inter), plan.pairs(), y,
+            s.y_stride, plan.pairs());
+  });
+
+  expert_combine({a.tokens, hidden, a.route, y, s.y_stride, a.residual, a.residual_stride, a.out, a.out_stride}, pool, cpu);
+}
+
+}  // namespace mi::kernels

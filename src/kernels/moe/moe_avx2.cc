@@ -1,0 +1,1 @@
+#include "kernels/moe/moe_impl.h"

@@ -1,0 +1,66 @@
+#include "kernels/moe/plan.h"
+
+#include <algorithm>
+
+#include "base/check.h"
+
+namespace mi::kernels {
+
+ExpertPlan& ExpertPlan::of_this_thread() {
+  static thread_local ExpertPlan plan;
+  return plan;
+}
+
+void ExpertPlan::sort(const RouteRows& route, int64_t tokens, int64_t experts) {
+  start_.assign(size_t(experts) + 1, 0);
+  pairs_.resize(size_t(tokens * route.k));
+  tokens_.resize(pairs_.size());
+  for (int64_t t = 0; t < tokens; ++t)
+    for (int64_t j = 0; j < route.k; ++j) {
+      const int32_t e = route.ids(t)[j];
+      MI_CHECK(e >= 0 && e < experts, "token {} chose expert {} of {}", t, e, experts);
+      ++start_[size_t(e) + 1];
+    }
+  for (size_t e = 0; e < size_t(experts); ++e) start_[e + 1] += start_[e];
+  next_ = start_;
+  for (int64_t t = 0; t < tokens; ++t)
+    for (int64_t j = 0; j < route.k; ++j) {
+      const size_t at = size_t(next_[size_t(route.ids(t)[j])]++);
+      pairs_[at] = int32_t(t * route.k + j);
+      tokens_[at] = int32_t(t);
+    }
+}
+
+std::span<const ExpertTask> ExpertPlan::split(int64_t tiles, int64_t tile_bytes, int threads) {
+  const size_t experts = start_.size() - 1;
+  int64_t row_blocks = 0;
+  for (size_t e = 0; e < experts; ++e) row_blocks += (start_[e + 1] - start_[e] + kExpertRows - 1) / kExpertRows;
+  const int64_t wanted = row_blocks == 0 ? 1 : (int64_t(threads) * 4 + row_blocks - 1) / row_blocks;
+  int64_t block = std::min((int64_t(512) << 10) / tile_bytes, tiles / wanted);
+  block = std::max<int64_t>(4, block / 4 * 4);
+  const int64_t blocks = (tiles + block - 1) / block;
+
+  if (left_size_ < size_t(row_blocks)) {
+    left_size_ = size_t(row_blocks) * 2;
+    left_ = std::make_unique<std::atomic<int32_t>[]>(left_size_);
+  }
+  for (int64_t i = 0; i < row_blocks; ++i) left_[size_t(i)].store(int32_t(blocks), std::memory_order_relaxed);
+
+  tasks_.clear();
+  int32_t first_block = 0;
+  for (size_t e = 0; e < experts; ++e) {
+    const int32_t rows = start_[e + 1] - start_[e];
+    if (rows == 0) continue;
+    // Equal row blocks: 65 rows are 33 + 32.
+    const int32_t parts = int32_t((rows + kExpertRows - 1) / kExpertRows);
+    for (int64_t b = 0; b < blocks; ++b)
+      for (int32_t p = 0; p < parts; ++p) {
+        const int32_t from = rows * p / parts, to = rows * (p + 1) / parts;
+        tasks_.push_back({int32_t(e), start_[e] + from, to - from, first_block + p, int32_t(b * block), int32_t(std::min((b + 1) * block, tiles))});
+      }
+    first_block += parts;
+  }
+  return tasks_;
+}
+
+}  // namespace mi::kernels

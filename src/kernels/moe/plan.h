@@ -1,0 +1,46 @@
+#pragma once
+// Who computes what in a product over experts: pairs sorted by expert, cut into tasks. Private to this folder.
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "kernels/moe/grouped.h"
+
+namespace mi::kernels {
+
+inline constexpr int64_t kExpertRows = 64;   // most rows of one task
+
+// Rows [first, first + rows) of the sorted pairs, all of one expert, by tiles [tile_begin, tile_end) of its columns.
+struct ExpertTask {
+  int32_t expert, first, rows, row_block, tile_begin, tile_end;
+};
+
+// Kept by the calling thread between steps, so steady work allocates nothing.
+class ExpertPlan {
+ public:
+  static ExpertPlan& of_this_thread();
+
+  // A stable counting sort of the pairs by expert. ids outside [0, experts) are a bug.
+  void sort(const RouteRows& route, int64_t tokens, int64_t experts);
+
+  // Tasks for products with `tiles` column tiles, `tile_bytes` of weights each. Column blocks are small enough for their
+  // weights to stay in the L2 cache while the expert's row blocks pass (they are neighbours in the order), and as many as
+  // it takes to give each thread several tasks.
+  std::span<const ExpertTask> split(int64_t tiles, int64_t tile_bytes, int threads);
+
+  const int32_t* pairs() const { return pairs_.data(); }     // sorted position -> pair
+  const int32_t* tokens() const { return tokens_.data(); }   // sorted position -> token
+  // Column blocks of a row block still to compute, set by split().
+  std::atomic<int32_t>& blocks_left(int32_t row_block) { return left_[size_t(row_block)]; }
+
+ private:
+  std::vector<int32_t> start_, next_, pairs_, tokens_;
+  std::vector<ExpertTask> tasks_;
+  std::unique_ptr<std::atomic<int32_t>[]> left_;
+  size_t left_size_ = 0;
+};
+
+}  // namespace mi::kernels
