@@ -6,8 +6,8 @@
 #include <limits>
 
 #include "kernels/dispatch.h"
-#include "kernels/gemm/gemm.h"
 #include "kernels/rows.h"
+#include "kernels/scratch.h"
 
 MI_KERNEL(void, route_softmax, (const float* x, int64_t n, float* y))
 MI_KERNEL(void, route_sigmoid, (const float* x, int64_t n, float* y))
@@ -19,11 +19,11 @@ constexpr float kNegInf = -std::numeric_limits<float>::infinity();
 
 // Working memory of one row.
 struct Row {
-  float p[kMaxRouteExperts];       // scores
-  float c[kMaxRouteExperts];       // what selection compares; never NaN
-  float group[kMaxRouteExperts];
-  int32_t ids[kMaxRouteExperts];   // chosen
-  bool kept[kMaxRouteExperts];     // groups
+  float* p;         // scores
+  float* c;         // what selection compares; never NaN
+  float* group;
+  int32_t* ids;     // chosen
+  bool* kept;       // groups
 };
 
 // The k largest of v[0..n), ties to the lower index, in descending order of value.
@@ -38,7 +38,7 @@ void top_k(const float* v, int64_t n, int64_t k, int32_t* out) {
 }
 
 // Other groups' scores become the fill value.
-void keep_groups(const RouteParams& p, Row& r) {
+void keep_groups(const RouteParams& p, const Row& r) {
   const int64_t size = p.experts / p.groups;
   for (int64_t g = 0; g < p.groups; ++g) {
     float best = kNegInf, second = kNegInf;
@@ -65,7 +65,14 @@ void keep_groups(const RouteParams& p, Row& r) {
 void route_rows(const RouteParams& p, const RouteArgs& a, int64_t begin, int64_t end, const hw::CpuFeatures& cpu) {
   const auto softmax = MI_PICK(route_softmax, cpu);
   const auto sigmoid = MI_PICK(route_sigmoid, cpu);
-  Row& r = *static_cast<Row*>(thread_scratch(sizeof(Row)));
+  Row r{};
+  carve_scratch([&](ScratchCarver& c) {
+    r.p = c.take<float>(p.experts);
+    r.c = c.take<float>(p.experts);
+    r.group = c.take<float>(p.groups);
+    r.ids = c.take<int32_t>(std::max(p.k, p.groups_keep));
+    r.kept = c.take<bool>(p.groups);
+  });
   for (int64_t t = begin; t < end; ++t) {
     const float* logits = row_at(a.logits, a.logits_stride, t);
     switch (p.score) {

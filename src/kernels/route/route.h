@@ -13,8 +13,6 @@
 
 namespace mi::kernels {
 
-inline constexpr int64_t kMaxRouteExperts = 4096;
-
 struct RouteArgs {
   int64_t rows = 0;
   const float* logits = nullptr;       // [rows, experts], stride in bytes
@@ -23,7 +21,7 @@ struct RouteArgs {
   void* out = nullptr;                 // kRoute rows: int32 ids [k] ascending, float weights [k]
   int64_t out_stride = 0;
 };
-// Preconditions: 1 <= k <= experts <= kMaxRouteExperts; groups divides experts.
+// Preconditions: 1 <= k <= experts; groups divides experts.
 void route_rows(const RouteParams& p, const RouteArgs& a, int64_t begin, int64_t end, const hw::CpuFeatures& cpu = hw::cpu());
 void route_run(const RouteParams& p, const RouteArgs& a, hw::ThreadPool& pool, const hw::CpuFeatures& cpu = hw::cpu());
 

@@ -1,0 +1,218 @@
+// Plans the tasks of one attention call and runs them; the arithmetic is in attention_impl.h.
+
+#include "kernels/attention/attention.h"
+
+#include <algorithm>
+#include <limits>
+
+#include "kernels/attention/block_kernels.h"
+#include "kernels/attention/page_view.h"
+#include "kernels/rows.h"
+#include "kernels/scratch.h"
+
+namespace mi::kernels {
+namespace {
+
+using Task = AttentionWorkspace::Task;
+
+constexpr float kNegInf = -std::numeric_limits<float>::infinity();
+constexpr int64_t kTaskRows = 64;                       // (token, head) rows that share a pass over the keys
+constexpr int64_t kMaxPartialFloats = int64_t(16) << 20;
+constexpr int64_t kSplitBlocks = kSplitTokens / kBlock;
+
+// Walks a row's ascending list of selected blocks while blocks of the cache are visited in ascending order.
+struct SelectionCursor {
+  const int32_t* ids;
+  int64_t left;
+  uint64_t mask(int64_t select_block, int64_t b) {
+    const int64_t begin = b * kBlock, end = begin + kBlock;
+    while (left > 0 && *ids >= 0 && (*ids + 1) * select_block <= begin) ++ids, --left;
+    uint64_t m = 0;
+    for (int64_t i = 0; i < left && ids[i] >= 0 && ids[i] * select_block < end; ++i)
+      m |= bit_range(std::max(ids[i] * select_block, begin) - begin, std::min((ids[i] + 1) * select_block, end) - begin);
+    return m;
+  }
+};
+
+class Call {
+ public:
+  Call(const AttentionParams& p, const AttentionArgs& a, AttentionWorkspace& ws, const hw::CpuFeatures& cpu)
+      : p_(p), a_(a), cache_(*a.cache), ws_(ws), cpu_(cpu), group_(p.heads / p.kv_heads), v_pad_(a.cache->v_pad()) {}
+
+  void run(hw::ThreadPool& pool) {
+    plan(pool.threads());
+    run_tasks(pool, int64_t(ws_.tasks.size()), [&](int64_t i, int) { compute(ws_.tasks[size_t(i)]); });
+    run_tasks(pool, int64_t(ws_.merges.size()), [&](int64_t i, int) { merge(ws_.merges[size_t(i)]); });
+  }
+
+ private:
+  // Memory of one task on its thread.
+  struct Scratch {
+    float *q, *keys, *values, *acc, *part, *sinks;
+    uint64_t* masks;
+    float** out_rows;
+    SelectionCursor* cursors;
+  };
+  Scratch scratch(int64_t tokens) const {
+    const int64_t rows = tokens * group_;
+    Scratch s{};
+    carve_scratch([&](ScratchCarver& c) {
+      s.q = c.take<float>(rows * p_.k_dim);
+      s.keys = c.take<float>(kBlock * p_.k_dim);
+      s.values = c.take<float>(kBlock * v_pad_);
+      s.acc = c.take<float>(state_floats(rows));
+      s.part = c.take<float>(state_floats(rows));
+      s.sinks = c.take<float>(rows);
+      s.masks = c.take<uint64_t>(rows);
+      s.out_rows = c.take<float*>(rows);
+      s.cursors = c.take<SelectionCursor>(tokens);
+    });
+    return s;
+  }
+
+  int64_t state_floats(int64_t rows) const { return (rows * (v_pad_ + 2) + 15) / 16 * 16; }
+  SoftmaxState state(float* at, int64_t rows) const { return {at + rows * v_pad_, at + rows * (v_pad_ + 1), at}; }
+  void reset(const SoftmaxState& s, int64_t rows) const {
+    std::fill_n(s.m, rows, kNegInf);
+    std::fill_n(s.l, rows, 0.0f);
+    std::fill_n(s.o, rows * v_pad_, 0.0f);
+  }
+
+  const KvChunk& chunk(const Task& t) const { return a_.step->chunks[size_t(t.chunk)]; }
+
+  // One task per (tokens, KV head). When these are too few to keep the threads busy, long ones are cut into splits, whose
+  // partial results a second round folds in the order that one task would have used.
+  void plan(int threads) {
+    ws_.tasks.clear();
+    ws_.merges.clear();
+    const int64_t task_tokens = std::max<int64_t>(1, kTaskRows / group_);
+    int64_t whole = 0;
+    for (const KvChunk& c : a_.step->chunks) whole += (c.rows + task_tokens - 1) / task_tokens * p_.kv_heads;
+    const bool cut = threads > 1 && whole < 4 * threads;
+    int64_t partials = 0;
+    for (size_t ci = 0; ci < a_.step->chunks.size(); ++ci) {
+      const KvChunk& c = a_.step->chunks[ci];
+      // Later tokens see more keys: the longest tasks first.
+      for (int64_t end = c.rows; end > 0; end -= task_tokens) {
+        const int64_t token = std::max<int64_t>(0, end - task_tokens);
+        Task t;
+        t.chunk = int32_t(ci);
+        t.token = int32_t(token);
+        t.tokens = int32_t(end - token);
+        t.split_begin = int32_t(first_seen(c.start + token, p_.window) / kSplitTokens);
+        t.split_end = int32_t((c.start + end - 1) / kSplitTokens + 1);
+        const int64_t splits = t.split_end - t.split_begin, need = p_.kv_heads * splits * state_floats(t.tokens * group_);
+        const bool cut_this = cut && splits > 1 && partials + need <= kMaxPartialFloats;
+        for (t.kv_head = 0; t.kv_head < p_.kv_heads; ++t.kv_head) {
+          if (!cut_this) {
+            ws_.tasks.push_back(t);
+            continue;
+          }
+          Task part = t;
+          part.partial = partials;
+          ws_.merges.push_back(part);
+          for (int32_t split = t.split_begin; split < t.split_end; ++split) {
+            part.split_begin = split;
+            part.split_end = split + 1;
+            part.partial = partials;
+            ws_.tasks.push_back(part);
+            partials += state_floats(t.tokens * group_);
+          }
+        }
+      }
+    }
+    if (int64_t(ws_.partials.size()) < partials) ws_.partials.resize(size_t(partials));
+  }
+
+  void compute(const Task& t) const {
+    const KvChunk& c = chunk(t);
+    const Scratch s = scratch(t.tokens);
+    const int64_t rows = t.tokens * group_, head = t.kv_head * group_;
+    for (int64_t i = 0; i < t.tokens; ++i) {
+      const int64_t row = c.row + t.token + i;
+      std::copy_n(row_at(a_.q, a_.q_stride, row) + head * p_.k_dim, group_ * p_.k_dim, s.q + i * group_ * p_.k_dim);
+      if (a_.selection) s.cursors[i] = {row_at(a_.selection, a_.selection_stride, row) + t.kv_head * a_.topk, a_.topk};
+    }
+    if (t.partial >= 0) return run_split(t, s, t.split_begin, state(ws_.partials.data() + t.partial, rows));
+    const SoftmaxState acc = state(s.acc, rows), part = state(s.part, rows);
+    run_split(t, s, t.split_begin, acc);
+    for (int64_t split = t.split_begin + 1; split < t.split_end; ++split) {
+      run_split(t, s, split, part);
+      MI_PICK(attn_fold, cpu_)(rows, v_pad_, acc, part);
+    }
+    finish(t, s, acc);
+  }
+
+  void merge(const Task& t) const {
+    const Scratch s = scratch(t.tokens);
+    const int64_t rows = t.tokens * group_;
+    float* at = ws_.partials.data() + t.partial;
+    const SoftmaxState acc = state(at, rows);
+    for (int64_t split = t.split_begin + 1; split < t.split_end; ++split) {
+      at += state_floats(rows);
+      MI_PICK(attn_fold, cpu_)(rows, v_pad_, acc, state(at, rows));
+    }
+    finish(t, s, acc);
+  }
+
+  void run_split(const Task& t, const Scratch& s, int64_t split, const SoftmaxState& out) const {
+    const KvChunk& c = chunk(t);
+    const int64_t first = c.start + t.token, last = first + t.tokens - 1;
+    reset(out, t.tokens * group_);
+    const int64_t begin = std::max(split * kSplitBlocks, first_seen(first, p_.window) / kBlock);
+    const int64_t end = std::min((split + 1) * kSplitBlocks, last / kBlock + 1);
+    for (int64_t b = begin; b < end; ++b) {
+      uint64_t any = 0;
+      for (int64_t i = 0; i < t.tokens; ++i) {
+        uint64_t m = seen_mask(first + i, p_.window, b);
+        if (a_.selection && m) m &= s.cursors[i].mask(p_.select_block, b);
+        std::fill_n(s.masks + i * group_, group_, m);
+        any |= m;
+      }
+      if (any == 0) continue;
+      const int64_t n = (kBlock - __builtin_clzll(any) + 15) / 16 * 16;
+      BlockArgs args;
+      args.rows = t.tokens * group_;
+      args.q = s.q;
+      args.dim = p_.k_dim;
+      args.keys = view_keys(cache_, c.pages[b], t.kv_head, n, s.keys, cpu_);
+      args.values = view_values(cache_, c.pages[b], t.kv_head, n, s.values, cpu_);
+      args.v_pad = v_pad_;
+      args.masks = s.masks;
+      args.scale = p_.scale;
+      args.softcap = p_.softcap;
+      args.state = out;
+      MI_PICK(attn_block, cpu_)(args);
+    }
+  }
+
+  void finish(const Task& t, const Scratch& s, const SoftmaxState& acc) const {
+    const KvChunk& c = chunk(t);
+    const int64_t head = t.kv_head * group_;
+    for (int64_t i = 0; i < t.tokens; ++i) {
+      float* o = row_at(a_.o, a_.o_stride, c.row + t.token + i) + head * p_.v_dim;
+      for (int64_t h = 0; h < group_; ++h) {
+        s.out_rows[i * group_ + h] = o + h * p_.v_dim;
+        if (a_.sinks) s.sinks[i * group_ + h] = a_.sinks[head + h];
+      }
+    }
+    MI_PICK(attn_finish, cpu_)(t.tokens * group_, p_.v_dim, v_pad_, acc, a_.sinks ? s.sinks : nullptr, s.out_rows);
+  }
+
+  const AttentionParams& p_;
+  const AttentionArgs& a_;
+  const KvCache& cache_;
+  AttentionWorkspace& ws_;
+  const hw::CpuFeatures& cpu_;
+  const int64_t group_;      // heads per KV head
+  const int64_t v_pad_;
+};
+
+}  // namespace
+
+void attention_run(const AttentionParams& p, const AttentionArgs& a, AttentionWorkspace& ws, hw::ThreadPool& pool,
+                   const hw::CpuFeatures& cpu) {
+  Call(p, a, ws, cpu).run(pool);
+}
+
+}  // namespace mi::kernels

@@ -1,0 +1,1 @@
+#include "kernels/attention/attention_impl.h"

@@ -1,0 +1,19 @@
+#pragma once
+// The inner kernels of attention, one build per ISA (attention_impl.h).
+
+#include "kernels/attention/block.h"
+#include "kernels/dispatch.h"
+
+// keys [dim][64] widened for the first n positions (n a multiple of 16).
+MI_KERNEL(void, attn_widen_keys, (const StoredBlock& b, int64_t dim, int64_t n, float* out))
+// values [64][v_pad] widened for the first n positions.
+MI_KERNEL(void, attn_widen_values, (const StoredBlock& b, int64_t v_pad, int64_t n, float* out))
+// One block's step of the online softmax.
+MI_KERNEL(void, attn_block, (const BlockArgs& a))
+// acc = acc folded with `part`.
+MI_KERNEL(void, attn_fold, (int64_t rows, int64_t v_pad, const SoftmaxState& acc, const SoftmaxState& part))
+// out[row] = o / l, or 0 when nothing was attended to; sinks [rows] or none. out_rows: where each row's v_dim floats go.
+MI_KERNEL(void, attn_finish, (int64_t rows, int64_t v_dim, int64_t v_pad, const SoftmaxState& s, const float* sinks, float* const* out_rows))
+// best[row * stride + b] = max over positions j with mask bit of q.k, b = (first + j) / block - first / block;
+// entries must be initialised. NaN is ignored.
+MI_KERNEL(void, index_block, (int64_t rows, const float* q, int64_t dim, const float* keys, const uint64_t* masks, int64_t first, int64_t block, float* best, int64_t stride))
