@@ -1,0 +1,204 @@
+#include "base/file.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+
+#include "base/util.h"
+
+namespace mi {
+namespace {
+
+constexpr size_t kWriteBuffer = size_t(1) << 20;
+
+Error io_error(const Path& p, const char* doing, int err) {
+  if (err == ENOSPC || err == EDQUOT) {
+    const auto free = free_bytes(p);
+    return fail(ErrorCode::kEnvironment, "{}: the disk is full{}; nothing was left half-written", p.string(),
+                free.ok() ? fmt::format(" ({} free)", human_bytes(double(*free))) : "");
+  }
+  const bool environment = err == ENOMEM || err == EMFILE || err == ENFILE || err == EIO || err == EROFS;
+  return fail(environment ? ErrorCode::kEnvironment : ErrorCode::kBadInput, "{}: cannot {}: {}", p.string(), doing, std::strerror(err));
+}
+
+// Only regular files: a FIFO would wait for ever, a directory cannot be read. O_NONBLOCK so that the open itself returns.
+Result<int> open_regular(const Path& p, struct stat* st) {
+  const int fd = ::open(p.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+  if (fd < 0) return errno == ENOENT ? bad_input("{}: no such file", p.string()) : io_error(p, "open", errno);
+  if (fstat(fd, st) != 0 || !S_ISREG(st->st_mode)) {
+    ::close(fd);
+    return bad_input("{}: is not a regular file", p.string());
+  }
+  return fd;
+}
+
+}  // namespace
+
+Result<std::string> read_file(const Path& p, size_t max_bytes) {
+  struct stat st {};
+  MI_TRY(const int fd, open_regular(p, &st));
+  if (size_t(st.st_size) > max_bytes) {
+    ::close(fd);
+    return bad_input("{}: {} bytes, more than the limit of {}", p.string(), st.st_size, max_bytes);
+  }
+  std::string text(size_t(st.st_size), '\0');
+  size_t at = 0;
+  while (at < text.size()) {
+    const ssize_t n = ::read(fd, text.data() + at, text.size() - at);
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) {
+      const int err = errno;
+      ::close(fd);
+      return io_error(p, "read", err);
+    }
+    if (n == 0) break;
+    at += size_t(n);
+  }
+  ::close(fd);
+  text.resize(at);
+  return text;
+}
+
+Result<MappedFile> MappedFile::open(const Path& p) {
+  struct stat st {};
+  MI_TRY(const int fd, open_regular(p, &st));
+  MappedFile m;
+  m.path_ = p;
+  m.size_ = size_t(st.st_size);
+  if (m.size_ > 0) {
+    void* at = mmap(nullptr, m.size_, PROT_READ, MAP_SHARED, fd, 0);
+    if (at == MAP_FAILED) {
+      const int err = errno;
+      ::close(fd);
+      return io_error(p, "map", err);
+    }
+    m.data_ = static_cast<const std::byte*>(at);
+  }
+  ::close(fd);
+  return m;
+}
+MappedFile::MappedFile(MappedFile&& o) noexcept : data_(o.data_), size_(o.size_), path_(std::move(o.path_)) { o.data_ = nullptr; o.size_ = 0; }
+MappedFile& MappedFile::operator=(MappedFile&& o) noexcept {
+  std::swap(data_, o.data_);
+  std::swap(size_, o.size_);
+  std::swap(path_, o.path_);
+  return *this;
+}
+MappedFile::~MappedFile() {
+  if (data_) munmap(const_cast<std::byte*>(data_), size_);
+}
+namespace {
+void advise(const std::byte* data, size_t size, size_t offset, size_t len, int advice) {
+  const size_t page = size_t(sysconf(_SC_PAGESIZE));
+  // Whole pages inside the range for dropping, all touched pages for reading ahead; the difference does not matter here.
+  const size_t begin = offset / page * page, end = std::min(size, offset + len);
+  if (data && begin < end) madvise(const_cast<std::byte*>(data) + begin, end - begin, advice);
+}
+}  // namespace
+void MappedFile::drop(size_t offset, size_t len) const { advise(data_, size_, offset, len, MADV_DONTNEED); }
+void MappedFile::will_need(size_t offset, size_t len) const { advise(data_, size_, offset, len, MADV_WILLNEED); }
+
+Result<FileWriter> FileWriter::create(const Path& p) {
+  FileWriter w;
+  w.path_ = p;
+  w.fd_ = ::open(p.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
+  if (w.fd_ < 0) return io_error(p, "create", errno);
+  return w;
+}
+FileWriter::FileWriter(FileWriter&& o) noexcept : fd_(o.fd_), offset_(o.offset_), path_(std::move(o.path_)), buffer_(std::move(o.buffer_)) {
+  o.fd_ = -1;
+  o.buffer_.clear();
+}
+FileWriter& FileWriter::operator=(FileWriter&& o) noexcept {
+  std::swap(fd_, o.fd_);
+  std::swap(offset_, o.offset_);
+  std::swap(path_, o.path_);
+  std::swap(buffer_, o.buffer_);
+  return *this;
+}
+FileWriter::~FileWriter() {
+  if (fd_ >= 0) ::close(fd_);
+}
+
+namespace {
+Status write_all(int fd, const char* data, size_t size, const Path& p) {
+  while (size > 0) {
+    const ssize_t n = ::write(fd, data, size);
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) return io_error(p, "write", errno);
+    data += n;
+    size -= size_t(n);
+  }
+  return {};
+}
+}  // namespace
+
+Status FileWriter::flush() {
+  MI_TRY_VOID(write_all(fd_, buffer_.data(), buffer_.size(), path_));
+  buffer_.clear();
+  return {};
+}
+Status FileWriter::write(std::span<const std::byte> b) { return write(std::string_view(reinterpret_cast<const char*>(b.data()), b.size())); }
+Status FileWriter::write(std::string_view text) {
+  MI_CHECK(fd_ >= 0, "write after finish");
+  offset_ += text.size();
+  if (buffer_.size() + text.size() < kWriteBuffer) {
+    buffer_.append(text);
+    return {};
+  }
+  MI_TRY_VOID(flush());
+  return write_all(fd_, text.data(), text.size(), path_);
+}
+Status FileWriter::write_at(size_t offset, std::span<const std::byte> b) {
+  MI_TRY_VOID(flush());
+  size_t done = 0;
+  while (done < b.size()) {
+    const ssize_t n = ::pwrite(fd_, b.data() + done, b.size() - done, off_t(offset + done));
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) return io_error(path_, "write", errno);
+    done += size_t(n);
+  }
+  return {};
+}
+Status FileWriter::pad_to(size_t alignment) {
+  static const std::string zeros(size_t(64) << 10, '\0');
+  size_t n = (alignment - offset_ % alignment) % alignment;
+  while (n > 0) {
+    const size_t part = std::min(n, zeros.size());
+    MI_TRY_VOID(write(std::string_view(zeros.data(), part)));
+    n -= part;
+  }
+  return {};
+}
+Status FileWriter::finish() {
+  MI_TRY_VOID(flush());
+  const int fd = std::exchange(fd_, -1);
+  const int synced = fsync(fd), err = errno;
+  if (::close(fd) != 0 && synced == 0) return io_error(path_, "close", errno);
+  // Some file systems (FUSE, pipes behind them) know no fsync; that is not a failed write.
+  if (synced != 0 && err != EINVAL && err != ENOTSUP) return io_error(path_, "write", err);
+  return {};
+}
+
+Status write_file(const Path& p, std::string_view text) {
+  MI_TRY(FileWriter w, FileWriter::create(p));
+  MI_TRY_VOID(w.write(text));
+  return w.finish();
+}
+
+Result<uint64_t> free_bytes(const Path& p) {
+  Path at = p.empty() ? Path(".") : p;
+  std::error_code ec;
+  while (!std::filesystem::exists(at, ec) && at.has_parent_path() && at != at.parent_path()) at = at.parent_path();
+  if (!std::filesystem::exists(at, ec)) at = ".";
+  struct statvfs s {};
+  if (statvfs(at.c_str(), &s) != 0) return io_error(p, "ask for free space", errno);
+  return uint64_t(s.f_bavail) * s.f_frsize;
+}
+
+}  // namespace mi
