@@ -5,11 +5,15 @@
 #include <filesystem>
 #include <functional>
 #include <memory>
+#include <optional>
+#include <span>
 #include <string>
+#include <vector>
 
 #include "artifact/types.h"
 #include "base/result.h"
 #include "exec/batch.h"
+#include "hw/cpu.h"
 #include "hw/thread_pool.h"
 
 namespace mi::exec {
@@ -22,9 +26,10 @@ struct LoadOptions {
   std::string kv_type;                 // "", "f32", "bf16", "int8"; "" = the engine's default
   bool verify_checksums = true;
   std::function<void(int64_t done_bytes, int64_t total_bytes)> progress;   // may be empty
+  std::optional<hw::CpuFeatures> cpu;  // kernels are chosen for it instead of hw::cpu(); tests compare ISAs in one process
 };
 
-// What a tap sees right after an instruction: the operand's rows widened to float, or a route's ids and weights.
+// What a tap sees right after an instruction (inputs: right before it): the operand's rows widened to float, or a route's ids and weights.
 struct TapEvent {
   const artifact::Instr* instr = nullptr;
   int32_t instr_index = 0;

@@ -1,0 +1,116 @@
+#pragma once
+// What an instruction needs to run: the loaded engine's memory and the step's rows. Built by load.cc, filled per step by
+// run.cc, read by ops_*.cc.
+
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "artifact/layout.h"
+#include "artifact/reader.h"
+#include "exec/engine.h"
+#include "exec/memory.h"
+#include "kernels/attention/attention.h"
+#include "kernels/gemm/gemm.h"
+#include "kernels/moe/grouped.h"
+#include "kernels/rope/rope.h"
+
+namespace mi::exec {
+
+// A tensor of weights.bin where it is mapped.
+struct Weight {
+  const artifact::WeightTensor* info = nullptr;
+  const std::byte* data = nullptr;
+  const float* scales = nullptr;       // int8 only, as colsums
+  const int32_t* colsums = nullptr;
+  const float* floats() const { return reinterpret_cast<const float*>(data); }   // vectors (validated: plain F32)
+};
+
+struct Context {
+  artifact::LoadedArtifact artifact;
+  LoadOptions options;
+  hw::ThreadPool* pool = nullptr;
+  hw::CpuFeatures cpu;
+
+  std::vector<Weight> weights;                       // by tensor
+  const kernels::GemmKernel* gemm[3] = {};           // by GemmFormat
+  std::vector<std::unique_ptr<kernels::RopeTable>> rope_tables;
+  std::vector<const kernels::RopeTable*> rope;       // by instruction; null for other ops
+  Region arena, kv;
+  std::vector<kernels::KvCache> caches;              // by layer, into kv
+  int64_t kv_page_bytes = 0;
+  int64_t max_positions = 0;                         // of a sequence: what rope tables and pages allow
+
+  // The step.
+  int64_t tokens = 0, logit_count = 0;
+  std::vector<int32_t> ids, positions, logit_rows;   // [tokens], [tokens], rows whose logits are wanted [logit_count]
+  kernels::KvStep kv_step;
+  kernels::AttentionWorkspace attention;
+
+  const artifact::Manifest& manifest() const { return artifact.manifest; }
+  const artifact::Buffer& buffer(const artifact::Operand& o) const { return manifest().buffers[size_t(o.buffer)]; }
+  int64_t rows(const artifact::Operand& o) const {
+    return o.type.rows == Rows::kLogit ? logit_count : o.type.rows == Rows::kPair ? tokens * buffer(o).rows_per_token : tokens;
+  }
+  int64_t stride(const artifact::Operand& o) const { return buffer(o).row_stride; }
+  // The operand's first column in its first row.
+  std::byte* at(const artifact::Operand& o) const {
+    return arena.data() + tokens * buffer(o).offset_per_token + o.col * (o.type.elem == Elem::kQ8 ? 1 : 4);
+  }
+  float* floats(const artifact::Operand& o) const { return reinterpret_cast<float*>(at(o)); }
+  std::byte* scratch(const artifact::Instr& i) const {
+    return i.scratch < 0 ? nullptr : arena.data() + tokens * manifest().buffers[size_t(i.scratch)].offset_per_token;
+  }
+  // Null when the instruction has no weight of this role.
+  const Weight* find(const artifact::Instr& i, Role role) const {
+    for (const artifact::InstrWeight& w : i.weights)
+      if (w.role == role) return &weights[size_t(w.tensor)];
+    return nullptr;
+  }
+  const float* vector(const artifact::Instr& i, Role role) const {
+    const Weight* w = find(i, role);
+    return w ? w->floats() : nullptr;
+  }
+};
+
+inline kernels::GemmFormat gemm_format(const Weight& w) {
+  switch (w.info->packing) {
+    case artifact::Packing::kPackedI8: return kernels::GemmFormat::kI8;
+    case artifact::Packing::kPackedBF16: return kernels::GemmFormat::kBF16;
+    default: return kernels::GemmFormat::kF32;
+  }
+}
+
+Result<std::unique_ptr<Context>> load_context(const std::filesystem::path& dir, const LoadOptions& o, hw::ThreadPool& pool);
+
+// Runs one instruction of the step. index: its place in the program.
+void run_instr(Context& c, const artifact::Instr& i, size_t index);
+
+// ops_*.cc
+void run_embed(Context& c, const artifact::Instr& i);
+void run_norm(Context& c, const artifact::Instr& i);
+void run_quantize(Context& c, const artifact::Instr& i);
+void run_linear(Context& c, const artifact::Instr& i);
+void run_rope(Context& c, const artifact::Instr& i, const kernels::RopeTable& table);
+void run_clamp(Context& c, const artifact::Instr& i);
+void run_add(Context& c, const artifact::Instr& i);
+void run_scale(Context& c, const artifact::Instr& i);
+void run_activation(Context& c, const artifact::Instr& i);
+void run_sigmoid_mul(Context& c, const artifact::Instr& i);
+void run_select_rows(Context& c, const artifact::Instr& i);
+void run_kv_append(Context& c, const artifact::Instr& i);
+void run_attention(Context& c, const artifact::Instr& i);
+void run_index_append(Context& c, const artifact::Instr& i);
+void run_index_select(Context& c, const artifact::Instr& i);
+void run_route(Context& c, const artifact::Instr& i);
+void run_expert_linear(Context& c, const artifact::Instr& i);
+void run_expert_combine(Context& c, const artifact::Instr& i);
+void run_grouped_experts(Context& c, const artifact::Instr& i);
+
+// What grouped_experts wants in its scratch buffer, bytes per token.
+int64_t grouped_scratch_bytes(const Context& c, const artifact::Instr& i);
+
+// kernel_choices.cc
+std::vector<std::string> describe_kernels(const Context& c);
+
+}  // namespace mi::exec

@@ -1,0 +1,57 @@
+// Which kernel serves which instruction, for people: one line for the same instruction of all layers.
+
+#include <algorithm>
+#include <map>
+
+#include "exec/context.h"
+
+namespace mi::exec {
+namespace {
+
+using artifact::Instr;
+
+const char* float_isa(const hw::CpuFeatures& cpu) {
+#if defined(MI_SCALAR_ONLY)
+  return "scalar";
+#else
+  return cpu.avx512 ? "avx512" : cpu.avx2 ? "avx2" : "scalar";
+#endif
+}
+
+std::string kernel_of(const Context& c, const Instr& i) {
+  std::string text;
+  for (const artifact::InstrWeight& w : i.weights) {
+    const Weight& weight = c.weights[size_t(w.tensor)];
+    if (weight.info->packing == artifact::Packing::kPlain) continue;
+    const kernels::GemmFormat f = gemm_format(weight);
+    const std::string one = fmt::format("{} {}", kernels::gemm_format_name(f), c.gemm[size_t(f)]->name);
+    if (text.find(one) == std::string::npos) text += (text.empty() ? "" : ", ") + one;
+  }
+  if (i.op == Op::kAttention || i.op == Op::kKvAppend) text = fmt::format("{} cache, {}", c.options.kv_type, float_isa(c.cpu));
+  return text.empty() ? float_isa(c.cpu) : text;
+}
+
+}  // namespace
+
+std::vector<std::string> describe_kernels(const Context& c) {
+  std::vector<std::pair<std::string, int>> lines;      // in program order, with the number of layers
+  std::map<std::string, size_t> at;
+  for (const Instr& i : c.manifest().program) {
+    const bool matrix = std::any_of(i.weights.begin(), i.weights.end(), [&](const artifact::InstrWeight& w) {
+      return c.weights[size_t(w.tensor)].info->packing != artifact::Packing::kPlain;
+    });
+    if (!matrix && i.op != Op::kAttention) continue;   // the rest is the float kernels' one ISA
+    const std::string line = fmt::format("{} {}{}: {}", op_name(i.op), i.layer < 0 ? "" : "layers.*.", i.name, kernel_of(c, i));
+    const auto [found, fresh] = at.emplace(line, lines.size());
+    if (fresh)
+      lines.emplace_back(line, 1);
+    else
+      ++lines[found->second].second;
+  }
+  std::vector<std::string> out;
+  for (const auto& [line, count] : lines) out.push_back(count > 1 ? fmt::format("{} ({} times)", line, count) : line);
+  out.push_back(fmt::format("norm, rope, route, elementwise: {}", float_isa(c.cpu)));
+  return out;
+}
+
+}  // namespace mi::exec

@@ -1,0 +1,112 @@
+// From an engine directory to a Context: weights mapped, memory allocated, kernels chosen, rope tables computed.
+
+#include <algorithm>
+#include <cstring>
+
+#include "exec/context.h"
+
+namespace mi::exec {
+namespace {
+
+using artifact::Instr;
+
+Result<kernels::KvKind> kv_kind(const std::string& name) {
+  if (name == "f32") return kernels::KvKind::kF32;
+  if (name == "bf16") return kernels::KvKind::kBF16;
+  if (name == "int8") return kernels::KvKind::kI8;
+  return fail(ErrorCode::kUsage, "unknown KV type '{}': use f32, bf16 or int8", name);
+}
+
+Status map_weights(Context& c) {
+  for (const artifact::WeightTensor& w : c.manifest().weights)
+    c.weights.push_back({&w, artifact::view_weight(c.artifact, w), artifact::view_scales(c.artifact, w), artifact::view_colsums(c.artifact, w)});
+  for (const Instr& i : c.manifest().program) {
+    if (i.op == Op::kEmbed) {
+      const artifact::WeightTensor& w = *c.find(i, Role::kWeight)->info;
+      if (w.dtype != DType::kF32 && w.dtype != DType::kBF16 && w.dtype != DType::kF16)
+        return bad_input("{}: the embedding '{}' is stored as {}, which this version cannot read", c.artifact.dir.string(), w.name, dtype_name(w.dtype));
+    }
+    if (i.op == Op::kGroupedExperts) {
+      const int64_t need = grouped_scratch_bytes(c, i);
+      const artifact::Buffer* b = i.scratch < 0 ? nullptr : &c.manifest().buffers[size_t(i.scratch)];
+      const int64_t have = b ? b->row_stride * b->rows_per_token : 0;
+      if (have < need)
+        return bad_input("{}: '{}' of layer {} plans {} bytes of scratch per token, this version needs {}: build the engine again",
+                         c.artifact.dir.string(), i.name, i.layer, have, need);
+    }
+  }
+  return {};
+}
+
+Status make_caches(Context& c, kernels::KvKind kind) {
+  for (const artifact::LayerCache& l : c.manifest().caches) {
+    kernels::KvCache k;
+    k.kind = kind;
+    k.kv_heads = l.kv_heads;
+    k.k_dim = l.k_dim;
+    k.v_dim = l.v_dim;
+    k.index_dim = l.index_dim;
+    c.caches.push_back(k);
+    c.kv_page_bytes += k.page_bytes();
+  }
+  MI_TRY(c.kv, Region::map(c.kv_page_bytes * c.options.kv_pages, fmt::format("the KV cache of {} pages", c.options.kv_pages)));
+  std::byte* at = c.kv.data();
+  for (kernels::KvCache& k : c.caches) {
+    k.data = at;
+    at += k.page_bytes() * c.options.kv_pages;
+  }
+  return {};
+}
+
+// Layers usually share their frequencies: one table for each different set.
+void make_rope_tables(Context& c) {
+  c.rope.resize(c.manifest().program.size());
+  std::vector<std::pair<std::vector<float>, float>> known;
+  for (size_t n = 0; n < c.rope.size(); ++n) {
+    const Instr& i = c.manifest().program[n];
+    if (i.op != Op::kRope) continue;
+    const RopeParams& p = std::get<RopeParams>(i.params);
+    const float* freq = c.vector(i, Role::kInvFreq);
+    std::pair<std::vector<float>, float> key{{freq, freq + p.rotary_dim / 2}, p.attention_factor};
+    const size_t at = size_t(std::find(known.begin(), known.end(), key) - known.begin());
+    if (at == known.size()) {
+      known.push_back(std::move(key));
+      c.rope_tables.push_back(std::make_unique<kernels::RopeTable>(kernels::make_rope_table(freq, p.rotary_dim, p.attention_factor, c.max_positions)));
+    }
+    c.rope[n] = c.rope_tables[at].get();
+  }
+}
+
+}  // namespace
+
+Result<std::unique_ptr<Context>> load_context(const std::filesystem::path& dir, const LoadOptions& o, hw::ThreadPool& pool) {
+  if (o.max_tokens_per_step < 1) return fail(ErrorCode::kUsage, "max_tokens_per_step is {}, expected at least 1", o.max_tokens_per_step);
+  if (o.kv_pages < 1) return fail(ErrorCode::kUsage, "kv_pages is {}, expected at least 1", o.kv_pages);
+  auto c = std::make_unique<Context>();
+  c->options = o;
+  c->pool = &pool;
+  c->cpu = o.cpu ? *o.cpu : hw::cpu();
+  MI_TRY(c->artifact, artifact::open_artifact(dir, o.verify_checksums, o.progress));
+  const artifact::Manifest& m = c->manifest();
+  if (c->options.kv_type.empty()) c->options.kv_type = m.default_kv;
+  MI_TRY(const kernels::KvKind kind, kv_kind(c->options.kv_type));
+
+  MI_TRY_VOID(map_weights(*c));
+  for (auto f : {kernels::GemmFormat::kI8, kernels::GemmFormat::kBF16, kernels::GemmFormat::kF32}) c->gemm[size_t(f)] = &kernels::select_gemm(f, c->cpu);
+  MI_TRY(c->arena, Region::map(m.memory.activation_bytes_per_token * o.max_tokens_per_step,
+                               fmt::format("the activations of {} tokens per step", o.max_tokens_per_step)));
+  MI_TRY_VOID(make_caches(*c, kind));
+  c->max_positions = o.kv_pages * kernels::kPageTokens;
+  if (m.model.max_positions > 0) c->max_positions = std::min(c->max_positions, m.model.max_positions);
+  make_rope_tables(*c);
+
+  const size_t rows = size_t(o.max_tokens_per_step);
+  c->ids.reserve(rows);
+  c->positions.reserve(rows);
+  c->logit_rows.reserve(rows);
+  c->kv_step.chunks.reserve(rows);
+  c->kv_step.segments.reserve(rows);
+  return c;
+}
+
+}  // namespace mi::exec

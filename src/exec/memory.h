@@ -1,0 +1,28 @@
+#pragma once
+// Zeroed memory straight from the kernel, committed page by page when first touched.
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include "base/result.h"
+
+namespace mi::exec {
+
+class Region {
+ public:
+  // `what` names the memory in the error ("the KV cache"). Asks for huge pages. 0 bytes: an empty region.
+  static Result<Region> map(int64_t bytes, const std::string& what);
+  Region() = default;
+  Region(Region&&) noexcept;
+  Region& operator=(Region&&) noexcept;
+  ~Region();
+  std::byte* data() const { return data_; }
+  int64_t bytes() const { return bytes_; }
+
+ private:
+  std::byte* data_ = nullptr;
+  int64_t bytes_ = 0;
+};
+
+}  // namespace mi::exec

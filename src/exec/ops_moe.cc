@@ -1,0 +1,99 @@
+// Instructions of a mixture of experts.
+
+#include "exec/context.h"
+#include "kernels/route/route.h"
+
+namespace mi::exec {
+namespace {
+
+using artifact::Instr;
+using artifact::Operand;
+
+kernels::RouteRows route_rows(const Context& c, const Operand& r) { return {c.at(r), c.stride(r), r.type.cols}; }
+
+kernels::ExpertWeights expert_weights(const Context& c, const Instr& i, Role role, Role bias_role) {
+  const Weight& w = *c.find(i, role);
+  kernels::ExpertWeights e;
+  e.format = gemm_format(w);
+  e.experts = w.info->experts;
+  e.n = w.info->n;
+  e.k = w.info->k;
+  e.w = w.data;
+  e.expert_stride = w.info->expert_stride;
+  e.scale = w.scales;
+  e.colsum = w.colsums;
+  if (const Weight* b = c.find(i, bias_role)) {
+    e.bias = b->floats();
+    e.bias_stride = b->info->expert_stride / 4;
+  }
+  return e;
+}
+
+}  // namespace
+
+void run_route(Context& c, const Instr& i) {
+  const Operand &x = i.in[0], &r = i.out[0];
+  kernels::route_run(std::get<RouteParams>(i.params), {c.tokens, c.floats(x), c.stride(x), c.vector(i, Role::kSelectBias), c.at(r), c.stride(r)}, *c.pool,
+                     c.cpu);
+}
+
+void run_expert_linear(Context& c, const Instr& i) {
+  const Operand &x = i.in[0], &y = i.out[0];
+  kernels::ExpertLinearArgs a;
+  a.tokens = c.tokens;
+  a.route = route_rows(c, i.in[1]);
+  a.w = expert_weights(c, i, Role::kWeight, Role::kBias);
+  a.x = c.at(x);
+  a.x_stride = c.stride(x);
+  a.x_scale_offset = artifact::q8_scale_offset(c.stride(x));
+  a.x_per_pair = x.type.rows == Rows::kPair;
+  a.y = c.floats(y);
+  a.y_stride = c.stride(y);
+  kernels::expert_linear(a, *c.pool, c.cpu);
+}
+
+void run_expert_combine(Context& c, const Instr& i) {
+  const Operand &x = i.in[0], &y = i.out[0];
+  kernels::ExpertCombineArgs a;
+  a.tokens = c.tokens;
+  a.cols = y.type.cols;
+  a.route = route_rows(c, i.in[1]);
+  a.y = c.floats(x);
+  a.y_stride = c.stride(x);
+  if (i.residual >= 0) {
+    a.residual = c.floats(i.in[size_t(i.residual)]);
+    a.residual_stride = c.stride(i.in[size_t(i.residual)]);
+  }
+  a.out = c.floats(y);
+  a.out_stride = c.stride(y);
+  kernels::expert_combine(a, *c.pool, c.cpu);
+}
+
+void run_grouped_experts(Context& c, const Instr& i) {
+  const Operand &x = i.in[0], &y = i.out[0];
+  kernels::GroupedExpertsArgs a;
+  a.tokens = c.tokens;
+  a.route = route_rows(c, i.in[1]);
+  a.gate = expert_weights(c, i, Role::kGate, Role::kGateBias);
+  a.up = expert_weights(c, i, Role::kUp, Role::kUpBias);
+  a.down = expert_weights(c, i, Role::kDown, Role::kDownBias);
+  a.act = std::get<GroupedExpertsParams>(i.params).activation();
+  a.x = c.at(x);
+  a.x_stride = c.stride(x);
+  a.x_scale_offset = artifact::q8_scale_offset(c.stride(x));
+  if (i.residual >= 0) {
+    a.residual = c.floats(i.in[size_t(i.residual)]);
+    a.residual_stride = c.stride(i.in[size_t(i.residual)]);
+  }
+  a.out = c.floats(y);
+  a.out_stride = c.stride(y);
+  a.scratch = c.scratch(i);
+  kernels::grouped_experts(a, *c.pool, c.cpu);
+}
+
+int64_t grouped_scratch_bytes(const Context& c, const Instr& i) {
+  const Weight& down = *c.find(i, Role::kDown);
+  return kernels::grouped_scratch_bytes_per_token(i.in[1].type.cols, down.info->n, down.info->k, gemm_format(down));
+}
+
+}  // namespace mi::exec
