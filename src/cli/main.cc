@@ -65,7 +65,8 @@ int run(int argc, char** argv) {
   }
   mi::Progress::set_quiet(quiet);
   if (mi::Status s = mi::hw::check_force_env(); !s.ok()) return print_error(s.error());
-  mi::remove_outputs_on_signal();
+  // serve ends gracefully on its own; everything else only has to leave nothing behind.
+  if (!app.got_subcommand("serve")) mi::remove_outputs_on_signal();
   for (const Command& c : commands) {
     if (!c.app->parsed()) continue;
     const mi::Result<int> r = c.run();

@@ -1,0 +1,62 @@
+#include <fmt/format.h>
+
+#include "base/json.h"
+#include "cli/command.h"
+#include "compiler/build.h"
+#include "ir/pipeline.h"
+
+namespace mi::cli {
+namespace {
+
+struct Flags {
+  std::string model, output, target = "cpu", level = "O2", precision;
+  std::vector<std::string> disabled;
+  int64_t seq = 0, batch = 32;
+  bool force = false, strict = false, json = false, list = false;
+};
+
+Result<int> run(const Flags& f) {
+  if (f.list) {
+    for (const ir::Pass& p : ir::passes()) fmt::print("{:<20} O{}  {}\n", p.name, p.min_opt_level, p.what);
+    return 0;
+  }
+  if (f.model.empty() || f.output.empty()) return fail(ErrorCode::kUsage, "--model and --output are required");
+  compiler::BuildOptions o;
+  o.model = f.model;
+  o.output = f.output;
+  o.target = f.target;
+  o.opt_level = f.level.back() - '0';
+  o.precision = f.precision;
+  o.disabled_passes = f.disabled;
+  o.force = f.force;
+  o.strict = f.strict;
+  o.plan_seq_len = f.seq;
+  o.plan_batch = f.batch;
+  MI_TRY(const compiler::BuildReport r, compiler::build_engine(o));
+  if (f.json) fmt::print("{}\n", dump_json(compiler::report_json(r), 1));
+  else fmt::print("{}", compiler::report_text(r));
+  return 0;
+}
+
+}  // namespace
+
+Command add_build(CLI::App& parent) {
+  auto f = std::make_shared<Flags>();
+  CLI::App* app = parent.add_subcommand("build", "compile a MIR into an engine: fuse, plan memory, pack weights");
+  app->add_option("--model", f->model, "MIR directory, from metainfer export or quantize");
+  app->add_option("--output", f->output, "new engine directory");
+  app->add_option("--target", f->target, "what it runs on: cpu")->capture_default_str();
+  app->add_option("--opt-level", f->level, "O0: the graph as it is; O1, O2: fused")->check(CLI::IsMember({"O0", "O1", "O2"}))->capture_default_str();
+  app->add_option("--precision", f->precision, "float matrices: fp32 or bf16 (default: as the model has them)")->check(CLI::IsMember({"fp32", "bf16"}));
+  app->add_option("--disable-pass", f->disabled, "leave a pass out; may be repeated; --list-passes names them");
+  app->add_option("--max-seq-len", f->seq, "tokens per sequence in the printed KV plan (default: 4096 or the model's limit)");
+  app->add_option("--max-batch-size", f->batch, "sequences in the printed KV plan")->capture_default_str();
+  app->add_flag("--strict", f->strict, "fail when an op of an int8 model is outside the int8 path");
+  app->add_flag("--force", f->force, "replace an existing engine");
+  app->add_flag("--list-passes", f->list, "print the passes and stop");
+  app->add_flag("--json", f->json, "print the report as JSON");
+  app->footer("Example:\n  metainfer build --model mini-m3-w8a8 --target cpu --opt-level O2 --output mini-m3-engine");
+  return {app, [f]() { return run(*f); }};
+}
+
+}  // namespace mi::cli
