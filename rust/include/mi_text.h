@@ -61,6 +61,38 @@ const uint8_t* mi_text_decoder_push(mi_text_decoder* decoder, uint32_t id, size_
 /* What was held back, unfinished characters as U+FFFD; the decoder then starts anew. */
 const uint8_t* mi_text_decoder_finish(mi_text_decoder* decoder, size_t* size);
 
+/* ---- chat template ------------------------------------------------------------------------------------------ */
+typedef struct mi_text_template mi_text_template;
+/* `variables`: a JSON object of what every rendering sees (bos_token and the like). */
+int mi_text_template_compile(const char* source, size_t size, const char* variables, size_t variables_size,
+                             mi_text_template** tmpl, mi_text_buf* out);
+void mi_text_template_free(mi_text_template* tmpl);
+/* messages and tools: JSON arrays (tools may be empty text); extra: a JSON object of further variables, or empty text.
+ * out: the prompt. user: mi_text_range elements, sorted and disjoint: the bytes of the prompt that came from messages,
+ * tools and extra (free text of them; words like roles and type names count as the template's). */
+int mi_text_template_render(const mi_text_template* tmpl, const char* messages, size_t messages_size, const char* tools,
+                            size_t tools_size, const char* extra, size_t extra_size, int add_generation_prompt,
+                            mi_text_buf* user, mi_text_buf* out);
+
+/* ---- grammars ----------------------------------------------------------------------------------------------- */
+typedef struct mi_text_grammars mi_text_grammars;
+/* For a model with `vocab` logits and these end tokens. Needs the tokenizer during the call only. */
+int mi_text_grammars_new(const mi_text_tokenizer* tokenizer, const uint32_t* ends, size_t num_ends, size_t vocab,
+                         mi_text_grammars** grammars, mi_text_buf* out);
+void mi_text_grammars_free(mi_text_grammars* grammars);
+
+typedef struct mi_text_matcher mi_text_matcher;
+/* kind: "json_schema", "regex" or "lark". */
+int mi_text_matcher_new(const mi_text_grammars* grammars, const char* kind, size_t kind_size, const char* grammar,
+                        size_t size, mi_text_matcher** matcher, mi_text_buf* out);
+void mi_text_matcher_free(mi_text_matcher* matcher);
+mi_text_matcher* mi_text_matcher_clone(const mi_text_matcher* matcher); /* null when out of memory or state */
+/* Bit i of mask: token i may come next. Returns 0 when generation must stop (then only the end tokens are set). */
+int mi_text_matcher_fill(mi_text_matcher* matcher, uint32_t* mask, size_t words);
+int mi_text_matcher_accept(mi_text_matcher* matcher, uint32_t token, mi_text_buf* out);
+/* 1: nothing but an end token can follow. */
+int mi_text_matcher_finished(const mi_text_matcher* matcher);
+
 #ifdef __cplusplus
 }
 #endif

@@ -3,6 +3,11 @@
 
 mod added;
 mod decode;
+mod grammar;
+mod marks;
+mod methods;
+mod python;
+mod template;
 mod tokenizer;
 
 use std::cell::RefCell;

@@ -1,0 +1,177 @@
+//! Grammars that restrict generation (llguidance): which tokens may come next, and whether the text is complete.
+
+use crate::tokenizer::Tokenizer;
+use crate::{answer, guard, slice, text, Buf, Failure};
+use llguidance::api::TopLevelGrammar;
+use llguidance::earley::SlicedBiasComputer;
+use llguidance::toktrie::{ApproximateTokEnv, InferenceCapabilities, TokEnv, TokRxInfo, TokTrie, TokenId};
+use llguidance::ParserFactory;
+use serde_json::{json, Value as Json};
+use std::sync::Arc;
+
+/// Blanks between the parts of JSON. Bounded, because a model that is kept from what it wants to say likes to go on
+/// with blanks for ever.
+const JSON_BLANKS: &str = r"[\x20\x0A\x0D\x09]{1,40}";
+const MAX_GRAMMAR_BYTES: usize = 512 << 10;
+
+pub struct Factory {
+    parsers: ParserFactory,
+    ends: Vec<TokenId>,
+}
+
+impl Factory {
+    pub fn new(tokenizer: &Tokenizer, ends: &[TokenId], vocab: usize) -> Result<Factory, Failure> {
+        if let Some(end) = ends.iter().find(|&&end| end as usize >= vocab) {
+            return Err(format!("the end token {end} is outside of the vocabulary of {vocab}"));
+        }
+        let Some(&first_end) = ends.first() else {
+            return Err("a grammar needs an end token, and the model names none (eos_token_id in generation_config.json)".into());
+        };
+        // Longer tokens don't fit into the trie; no grammar allows them then.
+        const LONGEST: usize = 1000;
+        let words: Vec<Vec<u8>> = (0..vocab as u32)
+            .map(|id| match tokenizer.bytes(id) {
+                bytes if bytes.len() > LONGEST => vec![],
+                bytes if tokenizer.is_control(id) => [&[TokTrie::SPECIAL_TOKEN_MARKER], bytes].concat(),
+                bytes => bytes.to_vec(),
+            })
+            .collect();
+        let trie = TokTrie::from(&TokRxInfo::new(vocab as u32, first_end), &words).with_eos_tokens(ends);
+        let env: TokEnv = Arc::new(ApproximateTokEnv::new(trie));
+        let capabilities = InferenceCapabilities { ff_tokens: false, conditional_ff_tokens: false, backtrack: false, fork: false };
+        let mut parsers = ParserFactory::new(&env, capabilities, &SlicedBiasComputer::general_slices()).map_err(|e| e.to_string())?;
+        parsers.quiet();
+        let limits = parsers.limits_mut();
+        limits.verbose_errors = false;
+        limits.max_lexer_states = 50_000;      // about 100 MB
+        Ok(Factory { parsers, ends: ends.to_vec() })
+    }
+
+    pub fn matcher(&self, kind: &str, grammar: &str) -> Result<Matcher, Failure> {
+        if grammar.len() > MAX_GRAMMAR_BYTES {
+            return Err(format!("the grammar has {} bytes; up to {MAX_GRAMMAR_BYTES} are accepted", grammar.len()));
+        }
+        let grammar = match kind {
+            "json_schema" => {
+                let mut schema: Json = serde_json::from_str(grammar).map_err(|e| format!("the JSON schema is not valid JSON: {e}"))?;
+                match &mut schema {
+                    Json::Object(members) if !members.contains_key("x-guidance") => {
+                        members.insert("x-guidance".into(), json!({ "whitespace_pattern": JSON_BLANKS }));
+                    }
+                    Json::Object(_) | Json::Bool(_) => {}
+                    _ => return Err("the JSON schema is neither an object nor a boolean".into()),
+                }
+                TopLevelGrammar::from_json_schema(schema)
+            }
+            "regex" => TopLevelGrammar::from_regex(grammar),
+            "lark" => TopLevelGrammar::from_lark(grammar.to_string()),
+            _ => return Err(format!("unknown kind of grammar: {kind}")),
+        };
+        let inner = llguidance::Matcher::new(self.parsers.create_parser(grammar));
+        match inner.get_error() {
+            Some(error) => Err(format!("the {} can't be used: {}", kind.replace("json_schema", "JSON schema"), brief(&error))),
+            None => Ok(Matcher { inner, ends: self.ends.clone() }),
+        }
+    }
+}
+
+pub struct Matcher {
+    inner: llguidance::Matcher,
+    ends: Vec<TokenId>,
+}
+
+impl Matcher {
+    /// Fills `mask`; false when generation must stop (the mask then allows the end tokens only).
+    fn fill(&mut self, mask: &mut [u32]) -> bool {
+        mask.fill(0);
+        if !self.inner.is_stopped() {
+            if let Ok(allowed) = self.inner.compute_mask() {
+                let words = allowed.as_slice();
+                let len = words.len().min(mask.len());
+                mask[..len].copy_from_slice(&words[..len]);
+                if mask.iter().any(|word| *word != 0) {
+                    return true;
+                }
+            }
+        }
+        for end in &self.ends {
+            if let Some(word) = mask.get_mut(*end as usize / 32) {
+                *word |= 1 << (end % 32);
+            }
+        }
+        false
+    }
+
+    fn accept(&mut self, token: TokenId) -> Result<(), Failure> {
+        if self.inner.is_stopped() && !self.inner.is_error() {
+            let is_end = self.ends.contains(&token);
+            return if is_end { Ok(()) } else { Err(format!("token {token} comes after the end of the text that the grammar describes")) };
+        }
+        self.inner.consume_token(token).map_err(|e| format!("the grammar does not allow token {token} here: {}", brief(&e.to_string())))
+    }
+}
+
+/// The first line of an error, without the traces that follow.
+fn brief(error: &str) -> &str {
+    error.split("\n<").next().unwrap_or(error).trim()
+}
+
+// ---- entries -----------------------------------------------------------------------------------------------------
+
+#[no_mangle]
+pub unsafe extern "C" fn mi_text_grammars_new(
+    tokenizer: *const Tokenizer, ends: *const u32, num_ends: usize, vocab: usize, factory: *mut *mut Factory, out: *mut Buf,
+) -> i32 {
+    answer(out, || {
+        *factory = Box::into_raw(Box::new(Factory::new(&*tokenizer, slice(ends, num_ends), vocab)?));
+        Ok(vec![])
+    })
+}
+
+#[no_mangle]
+pub unsafe extern "C" fn mi_text_grammars_free(factory: *mut Factory) {
+    if !factory.is_null() {
+        drop(Box::from_raw(factory));
+    }
+}
+
+#[no_mangle]
+pub unsafe extern "C" fn mi_text_matcher_new(
+    factory: *const Factory, kind: *const u8, kind_size: usize, grammar: *const u8, size: usize, matcher: *mut *mut Matcher, out: *mut Buf,
+) -> i32 {
+    answer(out, || {
+        let made = (*factory).matcher(text(kind, kind_size, "the kind")?, text(grammar, size, "the grammar")?)?;
+        *matcher = Box::into_raw(Box::new(made));
+        Ok(vec![])
+    })
+}
+
+#[no_mangle]
+pub unsafe extern "C" fn mi_text_matcher_free(matcher: *mut Matcher) {
+    if !matcher.is_null() {
+        drop(Box::from_raw(matcher));
+    }
+}
+
+#[no_mangle]
+pub unsafe extern "C" fn mi_text_matcher_clone(matcher: *const Matcher) -> *mut Matcher {
+    let matcher = &*matcher;
+    let copy = guard(|| Ok(Matcher { inner: matcher.inner.deep_clone(), ends: matcher.ends.clone() }));
+    copy.map_or(std::ptr::null_mut(), |copy| Box::into_raw(Box::new(copy)))
+}
+
+#[no_mangle]
+pub unsafe extern "C" fn mi_text_matcher_fill(matcher: *mut Matcher, mask: *mut u32, words: usize) -> i32 {
+    let mask = std::slice::from_raw_parts_mut(mask, words);
+    guard(|| Ok((*matcher).fill(mask))).unwrap_or(false) as i32
+}
+
+#[no_mangle]
+pub unsafe extern "C" fn mi_text_matcher_accept(matcher: *mut Matcher, token: u32, out: *mut Buf) -> i32 {
+    answer(out, || (*matcher).accept(token).map(|()| vec![]))
+}
+
+#[no_mangle]
+pub unsafe extern "C" fn mi_text_matcher_finished(matcher: *const Matcher) -> i32 {
+    (*matcher).inner.is_stopped() as i32
+}
