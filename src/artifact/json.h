@@ -11,7 +11,11 @@
 
 namespace mi::artifact {
 
+inline constexpr size_t kMaxManifestBytes = size_t(256) << 20;
+
 Json to_json(const Manifest& m);
+// to_json as the text that is written: one entry of a list per line, so that two engines can be compared with diff.
+std::string manifest_text(const Manifest& m);
 // `what` names the source in errors.
 Result<Manifest> from_json(const Json& j, const std::string& what);
 Result<Manifest> parse_manifest(std::string_view text, const std::string& what);

@@ -1,0 +1,183 @@
+#include "compiler/build.h"
+
+#include <algorithm>
+#include <chrono>
+
+#include "artifact/validate.h"
+#include "artifact/writer.h"
+#include "base/util.h"
+#include "compiler/emit.h"
+#include "compiler/fallbacks.h"
+#include "compiler/kv_plan.h"
+#include "compiler/lower.h"
+#include "compiler/memory_plan.h"
+#include "ir/mir_dir.h"
+#include "ir/pipeline.h"
+#include "ir/text.h"
+
+namespace mi::compiler {
+namespace {
+
+Status check_options(const BuildOptions& o) {
+  const auto& known = targets();
+  if (std::find(known.begin(), known.end(), o.target) == known.end())
+    return fail(ErrorCode::kUsage, "--target {}: not a target of this program; it builds for: {}", o.target, fmt::join(known, ", "));
+  if (o.opt_level < 0 || o.opt_level > 2) return fail(ErrorCode::kUsage, "--opt-level {}: expected O0, O1 or O2", o.opt_level);
+  if (o.plan_seq_len < 0 || o.plan_batch < 1) return fail(ErrorCode::kUsage, "the planned sequence length and batch have to be positive");
+  MI_TRY_VOID([&]() -> Status { auto p = parse_precision(o.precision); return p.ok() ? Status() : Status(p.error()); }());
+  // With force the output is replaced in the end: it must not be the input or hold it.
+  std::error_code ec;
+  const Path model = std::filesystem::weakly_canonical(o.model, ec), output = std::filesystem::weakly_canonical(o.output, ec);
+  const auto [end, unused] = std::mismatch(output.begin(), output.end(), model.begin(), model.end());
+  if (end == output.end()) return fail(ErrorCode::kUsage, "{}: the output is the model itself or a folder around it; choose another", o.output.string());
+  return {};
+}
+
+bool declares(const ir::Block& b, const std::string& weight) {
+  return std::any_of(b.weights.begin(), b.weights.end(), [&](const ir::WeightDecl& w) { return w.name == weight; });
+}
+
+// Parameters of one block's weights, scales left out; experts at their share k / E when only the active ones count. What
+// tied_to declares too (tied embeddings) is counted there.
+double params_of(const ir::Block& b, bool active_only, const ir::Block* tied_to = nullptr) {
+  double share = 1;
+  for (const ir::Node& n : b.nodes)
+    if (n.op == Op::kRoute) {
+      const auto& p = std::get<RouteParams>(n.params);
+      share = double(p.k) / double(p.experts);
+    }
+  double sum = 0;
+  for (const ir::WeightDecl& w : b.weights)
+    if (w.mark != ir::Mark::kConstant && !(tied_to && declares(*tied_to, w.name))) sum += double(shape_count(w.shape).value_or(0)) * (active_only && w.mark == ir::Mark::kExpert ? share : 1);
+  return sum;
+}
+
+artifact::ModelFacts facts_of(const ir::Graph& g, const Program& p) {
+  artifact::ModelFacts f;
+  f.name = g.info.name;
+  f.family = g.info.family;
+  f.model_type = g.info.model_type;
+  f.vocab = g.info.vocab;
+  f.hidden = g.info.hidden;
+  f.layers = g.info.layers;
+  f.max_positions = g.info.max_positions;
+  f.eos_ids = g.info.eos_ids;
+  f.bos_id = g.info.bos_id;
+  f.pad_id = g.info.pad_id;
+  for (const bool active : {false, true}) {
+    double sum = params_of(g.prologue, active) + params_of(g.epilogue, active, &g.prologue);
+    for (const ir::Block& b : g.blocks) sum += params_of(b, active) * double(b.layers.size());
+    (active ? f.active_params : f.total_params) = int64_t(sum + 0.5);
+  }
+  f.max_k = p.max_k;
+
+  // What most matrix elements of the layers are; the head and the router do not vote.
+  std::map<artifact::Packing, int64_t> elements;
+  for (const artifact::Instr& in : p.instrs)
+    for (const auto& w : in.weights) {
+      const artifact::WeightTensor& t = p.weights[size_t(w.tensor)].tensor;
+      if (in.layer >= 0 && t.packing != artifact::Packing::kPlain) elements[t.packing] += t.experts * t.n * t.k;
+    }
+  const auto most = std::max_element(elements.begin(), elements.end(), [](const auto& a, const auto& b) { return a.second < b.second; });
+  const auto packing = most == elements.end() ? artifact::Packing::kPackedF32 : most->first;
+  f.precision = packing == artifact::Packing::kPackedI8 ? "w8a8" : packing == artifact::Packing::kPackedBF16 ? "bf16" : "fp32";
+  return f;
+}
+
+std::map<std::string, std::string> options_of(const BuildOptions& o) {
+  return {{"target", o.target},
+          {"opt_level", fmt::format("O{}", o.opt_level)},
+          {"precision", o.precision.empty() ? "keep" : o.precision},
+          {"disabled_passes", fmt::format("{}", fmt::join(o.disabled_passes, ","))}};
+}
+
+Status refuse_fallbacks(const std::vector<artifact::Fallback>& fallbacks) {
+  std::string list;
+  for (const auto& f : fallbacks) list += fmt::format("\n  {}: {}; {}; {}", f.where, f.what, f.why, f.fix);
+  return fail(ErrorCode::kCheckFailed, "--strict: {} operations are outside the int8 path:{}", fallbacks.size(), list);
+}
+
+Status check_space(const Path& output, int64_t needed) {
+  MI_TRY(const uint64_t available, free_bytes(output));
+  if (uint64_t(needed) > available)
+    return fail(ErrorCode::kEnvironment, "{}: the engine takes about {}, the disk has {} free; free some space or choose another place", output.string(),
+                human_bytes(double(needed)), human_bytes(double(available)));
+  return {};
+}
+
+int64_t directory_bytes(const Path& dir) {
+  int64_t sum = 0;
+  std::error_code ec;
+  for (const auto& e : std::filesystem::recursive_directory_iterator(dir, ec))
+    if (e.is_regular_file(ec)) sum += int64_t(e.file_size(ec));
+  return sum;
+}
+
+}  // namespace
+
+const std::vector<std::string>& targets() {
+  static const std::vector<std::string> kTargets = {"cpu"};
+  return kTargets;
+}
+
+Result<BuildReport> build_engine(const BuildOptions& o) {
+  const auto start = std::chrono::steady_clock::now();
+  MI_TRY_VOID(check_options(o));
+  MI_TRY(const FloatPrecision precision, parse_precision(o.precision));
+  MI_TRY(ir::MirDir mir, ir::MirDir::open(o.model));
+  MI_TRY(OutputDir out, OutputDir::create(o.output, o.force));
+
+  ir::Graph graph = mir.graph;
+  ir::PipelineOptions pipeline;
+  pipeline.opt_level = o.opt_level;
+  pipeline.disabled = o.disabled_passes;
+  MI_TRY(const std::vector<ir::PassRun> passes, ir::run_pipeline(graph, pipeline));
+
+  BuildReport r;
+  artifact::Manifest& m = r.manifest;
+  m.tool_version = kToolVersion;
+  m.options = options_of(o);
+  for (const ir::PassRun& p : passes) m.passes.push_back({p.name, p.skipped, p.changed, p.seconds, p.nodes_before, p.nodes_after});
+  m.fallbacks = find_fallbacks(graph);
+  if (o.strict && !m.fallbacks.empty()) return refuse_fallbacks(m.fallbacks).error();
+
+  Program program;
+  if (auto lowered = lower(graph, precision); lowered.ok()) program = std::move(lowered).value();
+  else return lowered.error().with_context(o.model.string());
+  m.model = facts_of(graph, program);
+  m.default_kv = m.model.precision == "fp32" ? "f32" : "bf16";
+  m.caches = program.caches;
+  m.memory.activation_bytes_per_token = plan_memory(program.buffers);
+  MI_TRY_VOID(verify_memory_plan(program.buffers, m.memory.activation_bytes_per_token));
+  m.memory.kv_bytes_per_token_bf16 = cache_bytes_per_token(m.caches, 2);
+  m.buffers = std::move(program.buffers);
+  m.program = std::move(program.instrs);
+  r.unshared_activation_bytes = unshared_bytes(m.buffers);
+  r.peak_activation_bytes = peak_bytes(m.buffers);
+  r.plan_seq_len = o.plan_seq_len > 0 ? o.plan_seq_len : std::min<int64_t>(4096, m.model.max_positions);
+  r.plan_batch = o.plan_batch;
+  for (const auto& f : mir.files) r.source_bytes += int64_t(f->file().bytes().size());
+
+  const int64_t planned = planned_bytes(program.weights);
+  constexpr int64_t kOtherFiles = 64 << 20;      // tokenizer, engine.json, padding of segments
+  MI_TRY_VOID(check_space(o.output, planned + planned / 64 + kOtherFiles));
+  MI_TRY(auto writer, artifact::ArtifactWriter::create(out.path()));
+  {
+    Progress progress("pack weights", uint64_t(planned), true);
+    if (auto s = emit_weights(mir, program.weights, writer, &progress); !s.ok()) return s.error().with_context(o.model.string());
+    progress.done();
+  }
+  for (const WeightPlan& w : program.weights) m.weights.push_back(w.tensor);
+  m.memory.weight_bytes = writer.offset();
+  MI_TRY_VOID(write_file(out.path() / "graph.mir", ir::print(graph)));
+  MI_TRY_VOID(ir::copy_tokenizer(mir.dir, out.path()));
+  r.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  MI_TRY_VOID(write_file(out.path() / "report.html", report_html(r)));
+  MI_TRY_VOID(writer.finish(m));
+  r.engine_bytes = directory_bytes(out.path());
+  MI_TRY_VOID(out.commit());
+  r.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  return r;
+}
+
+}  // namespace mi::compiler
