@@ -11,8 +11,10 @@
 // Text form: text.h prints and parses it, exactly round-trip. verify.h checks it.
 
 #include <array>
-#include <map>
+#include <optional>
 #include <string>
+#include <string_view>
+#include <variant>
 #include <vector>
 
 #include "tensor/dtype.h"
@@ -26,6 +28,10 @@ namespace mi::ir {
 enum class WeightFormat : uint8_t { kFloat, kW8A8 };
 
 enum class Mark : uint8_t { kNone, kEmbedding, kHead, kNorm, kAttention, kIndex, kRouter, kExpert, kSharedExpert, kSharedGate, kDense, kConstant };
+
+// "attention", "shared_expert", ...; "none" for kNone. nullopt for an unknown name.
+std::string_view mark_name(Mark m);
+std::optional<Mark> mark_from_name(std::string_view name);
 
 struct WeightDecl {
   std::string name;      // block-local ("moe.experts.gate.weight") or full in prologue and epilogue
@@ -63,7 +69,7 @@ struct Block {
   std::string name;               // "prologue", "epilogue", or the layer kind: "dense", "moe", "moe.sliding"
   std::vector<int32_t> layers;    // empty for prologue and epilogue; ascending, disjoint between blocks
   std::vector<WeightDecl> weights;
-  std::vector<Value> values;
+  std::vector<Value> values;      // numbered in order of definition: the inputs, then each node's results
   std::vector<ValueId> inputs, outputs;   // layers: the residual stream x, one each; prologue: none -> x; epilogue: x -> logits
   std::vector<Node> nodes;        // in execution order
   bool operator==(const Block&) const = default;
@@ -92,12 +98,16 @@ struct Graph {
 // "layers.7.attn.q.weight" from a block-local name; the name itself for layer < 0.
 std::string full_name(const std::string& local, int32_t layer);
 
-// Builds nodes in order; every call appends one node and returns its (first) result. Types are inferred.
+// Builds nodes in order; every call appends one node and returns its (first) result. Types are inferred; a node that
+// infer() refuses gets a result of type f32[T, 0], and verify() reports it: shapes come from configs, so this is an error
+// of the outside world, not a bug. A result name that is taken gets a number: "h", "h_2".
 class BlockBuilder {
  public:
   explicit BlockBuilder(Block* b) : b_(b) {}
   ValueId input(std::string name, ValueType t);
+  // The index of the declaration; one that is there already (equal in every field) is not declared again.
   int32_t weight(WeightDecl d);
+  // Uses are sorted by role. Precondition: params is the alternative of op.
   ValueId node(Op op, std::vector<ValueId> in, std::vector<WeightUse> weights, OpParams params, std::string result_name);
   void output(ValueId v);
 
@@ -105,8 +115,13 @@ class BlockBuilder {
   Block* b_;
 };
 
-// The type of each result of a node, or why it is illegal. The one place where shapes of ops are decided.
+// The type of each result of a node, or why it is illegal. The one place where shapes of ops are decided. Never crashes,
+// whatever the node holds. The number and kind of results follow from op and inputs, except for rms_norm, whose declared
+// results decide between f32, q8, and both (in this order); without declared results it is f32.
 struct InferError { std::string message; };
 std::variant<std::vector<ValueType>, InferError> infer(const Block& b, const Node& n);
+
+// A value name that no value of the block has: the hint, or the hint with the first free number ("qkv_2").
+std::string fresh_name(const Block& b, const std::string& hint);
 
 }  // namespace mi::ir

@@ -35,15 +35,15 @@ struct MirDir {
 // Every tensor that `g` declares, in writing order: prologue, layers ascending, epilogue; scales follow their matrices.
 std::vector<SafetensorsWriter::Decl> declared_tensors(const Graph& g);
 
-// Writes a MIR directory: declare(graph) fixes the tensors, then each is produced in order by `fill`, in parts.
+// Writes a MIR directory: the graph fixes the tensors and their order, then their bytes are written, in parts of any size.
 class MirWriter {
  public:
-  // out: inside an OutputDir. Shards are cut at tensor borders near shard_bytes.
+  // out: inside an OutputDir. Precondition: the layers of g are complete (verify). Shards are cut at tensor borders near shard_bytes.
   static Result<MirWriter> create(const Path& out, const Graph& g, size_t shard_bytes = size_t(4) << 30);
   ~MirWriter();
   MirWriter(MirWriter&&) noexcept;
   const std::vector<SafetensorsWriter::Decl>& order() const;
-  Status write(std::span<const std::byte> bytes);     // parts of order()[i], in order
+  Status write(std::span<const std::byte> bytes);     // parts of order()[i], in order; a part may cross into the next tensor
   Status finish(const Graph& g, const Json& provenance);   // verifies g, writes model.mir and provenance.json
 
  private:
@@ -52,7 +52,8 @@ class MirWriter {
   std::unique_ptr<Impl> impl_;
 };
 
-// Copies the tokenizer/ folder's known files.
+// Copies the known tokenizer files (those that exist) into to_dir/tokenizer. from_dir: a MIR or engine directory (its
+// tokenizer/ folder), or a checkpoint that has them at its top.
 Status copy_tokenizer(const Path& from_dir, const Path& to_dir);
 
 }  // namespace mi::ir

@@ -1,0 +1,191 @@
+#include "ir/mir_dir.h"
+
+#include <algorithm>
+#include <unordered_set>
+
+#include "ir/text.h"
+#include "ir/verify.h"
+
+namespace mi::ir {
+namespace fs = std::filesystem;
+
+namespace {
+
+constexpr size_t kMaxModelText = size_t(16) << 20;
+
+void declare(const Block& b, int32_t layer, std::vector<SafetensorsWriter::Decl>* out) {
+  for (const WeightDecl& d : b.weights) {
+    const std::string name = full_name(d.name, layer);
+    out->push_back({name, d.dtype, d.shape});
+    if (d.format == WeightFormat::kW8A8) out->push_back({name + "_scale", DType::kF32, Shape(d.shape.begin(), d.shape.end() - 1)});
+  }
+}
+
+Result<std::vector<Path>> weight_files(const Path& dir) {
+  std::vector<Path> files;
+  std::error_code ec;
+  for (fs::directory_iterator it(dir, ec), end; !ec && it != end; it.increment(ec))
+    if (it->path().extension() == ".safetensors") files.push_back(it->path());
+  if (ec) return bad_input("{}: cannot be listed: {}; is this a MIR directory (the output of export or quantize)?", dir.string(), ec.message());
+  std::sort(files.begin(), files.end());
+  return files;
+}
+
+// The tensors in the files are the declared ones, each once.
+Status check_tensors(const MirDir& m) {
+  const auto decls = declared_tensors(m.graph);
+  std::unordered_set<std::string_view> declared;
+  for (const auto& d : decls) {
+    declared.insert(d.name);
+    const auto it = m.index.find(d.name);
+    if (it == m.index.end()) return bad_input("{}: tensor {} is missing: model.mir declares it, no file of weights/ holds it", m.dir.string(), d.name);
+    const auto& [file, e] = it->second;
+    const std::string where = m.files[size_t(file)]->file().path().string();
+    if (e->dtype != d.dtype) return bad_input("{}: tensor {} is {}, model.mir declares {}", where, d.name, dtype_name(e->dtype), dtype_name(d.dtype));
+    if (e->shape != d.shape) return bad_input("{}: tensor {} has shape {}, model.mir declares {}", where, d.name, shape_text(e->shape), shape_text(d.shape));
+  }
+  for (const auto& [name, place] : m.index)
+    if (!declared.count(name)) return bad_input("{}: tensor {} is not declared in model.mir", m.files[size_t(place.first)]->file().path().string(), name);
+  return {};
+}
+
+}  // namespace
+
+std::vector<SafetensorsWriter::Decl> declared_tensors(const Graph& g) {
+  std::vector<SafetensorsWriter::Decl> out;
+  declare(g.prologue, -1, &out);
+  std::unordered_set<std::string> first;
+  for (const auto& d : out) first.insert(d.name);
+  for (int32_t l = 0; l < g.info.layers; ++l) declare(g.block_of(l), l, &out);
+  std::vector<SafetensorsWriter::Decl> last;
+  declare(g.epilogue, -1, &last);
+  for (auto& d : last)
+    if (!first.count(d.name)) out.push_back(std::move(d));
+  return out;
+}
+
+Result<MirDir> MirDir::open(const Path& dir) {
+  MirDir m;
+  m.dir = dir;
+  const Path text_path = dir / "model.mir";
+  MI_TRY(const std::string text, read_file(text_path, kMaxModelText));
+  auto graph = parse(text);
+  if (!graph.ok()) return graph.error().with_context(text_path.string());
+  if (auto s = verify(*graph); !s.ok()) return s.error().with_context(text_path.string());
+  m.graph = std::move(graph).value();
+  MI_TRY(m.provenance, read_json(dir / "provenance.json"));
+
+  MI_TRY(const std::vector<Path> paths, weight_files(dir / "weights"));
+  for (const Path& p : paths) {
+    MI_TRY(Safetensors opened, Safetensors::open(p));
+    m.files.push_back(std::make_unique<Safetensors>(std::move(opened)));
+    for (const Safetensors::Entry& e : m.files.back()->entries()) {
+      const auto [it, added] = m.index.try_emplace(e.name, std::pair{int(m.files.size()) - 1, &e});
+      if (!added) return bad_input("{}: tensor {} is in {} too", p.string(), e.name, m.files[size_t(it->second.first)]->file().path().string());
+    }
+  }
+  MI_TRY_VOID(check_tensors(m));
+  return m;
+}
+
+TensorView MirDir::weight(std::string_view full_name) const {
+  const auto it = index.find(full_name);
+  MI_CHECK(it != index.end(), "{}: no tensor {}", dir.string(), full_name);
+  return files[size_t(it->second.first)]->view(*it->second.second);
+}
+
+struct MirWriter::Impl {
+  Path out;
+  std::vector<SafetensorsWriter::Decl> order;
+  std::vector<size_t> shard_end;               // shard s holds order[shard_end[s-1] .. shard_end[s])
+  std::vector<uint64_t> shard_bytes;
+  size_t shard = 0;                            // the shard being written; shard_end.size(): all done
+  uint64_t written = 0;                        // bytes of it
+  std::optional<SafetensorsWriter> file;
+
+  Status open_shard() {
+    const size_t begin = shard == 0 ? 0 : shard_end[shard - 1];
+    const Path p = out / "weights" / fmt::format("{:05}.safetensors", shard + 1);
+    MI_TRY(SafetensorsWriter w, SafetensorsWriter::create(p, {order.begin() + ptrdiff_t(begin), order.begin() + ptrdiff_t(shard_end[shard])}));
+    file.emplace(std::move(w));
+    written = 0;
+    return {};
+  }
+};
+
+MirWriter::MirWriter(std::unique_ptr<Impl> i) : impl_(std::move(i)) {}
+MirWriter::MirWriter(MirWriter&&) noexcept = default;
+MirWriter::~MirWriter() = default;
+
+Result<MirWriter> MirWriter::create(const Path& out, const Graph& g, size_t shard_bytes) {
+  auto impl = std::make_unique<Impl>();
+  impl->out = out;
+  impl->order = declared_tensors(g);
+  uint64_t bytes = 0;
+  for (size_t i = 0; i < impl->order.size(); ++i) {
+    const auto& d = impl->order[i];
+    const auto count = shape_count(d.shape);
+    MI_CHECK(count, "{} {}", d.name, shape_text(d.shape));
+    const uint64_t size = uint64_t(*count) * dtype_bytes(d.dtype);
+    if (bytes > 0 && bytes + size > shard_bytes) {
+      impl->shard_end.push_back(i);
+      impl->shard_bytes.push_back(bytes);
+      bytes = 0;
+    }
+    bytes += size;
+  }
+  if (!impl->order.empty()) {
+    impl->shard_end.push_back(impl->order.size());
+    impl->shard_bytes.push_back(bytes);
+  }
+  std::error_code ec;
+  fs::create_directories(out / "weights", ec);
+  if (ec) return fail(ErrorCode::kEnvironment, "{}: cannot be created: {}", (out / "weights").string(), ec.message());
+  if (!impl->shard_end.empty()) MI_TRY_VOID(impl->open_shard());
+  return MirWriter(std::move(impl));
+}
+
+const std::vector<SafetensorsWriter::Decl>& MirWriter::order() const { return impl_->order; }
+
+Status MirWriter::write(std::span<const std::byte> bytes) {
+  Impl& m = *impl_;
+  while (!bytes.empty()) {
+    MI_CHECK(m.shard < m.shard_end.size(), "more bytes than the declared tensors hold");
+    const size_t n = size_t(std::min<uint64_t>(bytes.size(), m.shard_bytes[m.shard] - m.written));
+    MI_TRY_VOID(m.file->write(bytes.first(n)));
+    m.written += n;
+    bytes = bytes.subspan(n);
+    if (m.written < m.shard_bytes[m.shard]) continue;
+    MI_TRY_VOID(m.file->finish());
+    m.file.reset();
+    if (++m.shard < m.shard_end.size()) MI_TRY_VOID(m.open_shard());
+  }
+  return {};
+}
+
+Status MirWriter::finish(const Graph& g, const Json& provenance) {
+  Impl& m = *impl_;
+  MI_CHECK(m.shard == m.shard_end.size(), "tensors are missing: file {} of {}", m.shard + 1, m.shard_end.size());
+  MI_TRY_VOID(verify(g));
+  const auto same = [](const SafetensorsWriter::Decl& a, const SafetensorsWriter::Decl& b) { return a.name == b.name && a.dtype == b.dtype && a.shape == b.shape; };
+  const auto decls = declared_tensors(g);
+  MI_CHECK(std::equal(decls.begin(), decls.end(), m.order.begin(), m.order.end(), same), "the graph declares other tensors than were written");
+  MI_TRY_VOID(write_file(m.out / "model.mir", print(g)));
+  return write_file(m.out / "provenance.json", dump_json(provenance, 2) + "\n");
+}
+
+Status copy_tokenizer(const Path& from_dir, const Path& to_dir) {
+  std::error_code ec;
+  const Path from = fs::is_directory(from_dir / "tokenizer", ec) ? from_dir / "tokenizer" : from_dir;
+  const Path to = to_dir / "tokenizer";
+  fs::create_directories(to, ec);
+  if (ec) return fail(ErrorCode::kEnvironment, "{}: cannot be created: {}", to.string(), ec.message());
+  for (const char* name : {"tokenizer.json", "chat_template.jinja", "generation_config.json", "tokenizer_config.json"}) {
+    if (!fs::is_regular_file(from / name, ec)) continue;
+    fs::copy_file(from / name, to / name, fs::copy_options::overwrite_existing, ec);
+    if (ec) return fail(ErrorCode::kEnvironment, "{}: cannot be copied to {}: {}", (from / name).string(), (to / name).string(), ec.message());
+  }
+  return {};
+}
+
+}  // namespace mi::ir
