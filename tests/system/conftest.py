@@ -1,0 +1,119 @@
+"""The program as its users run it. Engines are built once per session into a temporary folder."""
+import json
+import os
+import pathlib
+import re
+import signal
+import subprocess
+import time
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+DATA = ROOT / "tests" / "data"
+MODEL = ROOT / "models" / "mini-m3"
+EVAL = ROOT / "models" / "mini-m3-eval"
+BINARY = pathlib.Path(os.environ.get("METAINFER", ROOT / "build" / "release" / "metainfer"))
+LONG = os.environ.get("METAINFER_TEST_LONG") == "1"
+
+
+def pytest_configure(config):
+    if not BINARY.exists():
+        pytest.exit(f"{BINARY} is missing: run scripts/build first", returncode=2)
+
+
+def run(*args, ok=0, env=None, timeout=600, **kwargs):
+    """Runs metainfer; ok is the expected exit code (None: any)."""
+    done = subprocess.run([BINARY, *map(str, args)], capture_output=True, text=True, timeout=timeout,
+                          env={**os.environ, **(env or {})}, **kwargs)
+    if ok is not None:
+        assert done.returncode == ok, f"{args} ended with {done.returncode}\n{done.stdout}\n{done.stderr}"
+    return done
+
+
+def export(model_dir, out, *flags):
+    run("export", "--model-dir", model_dir, "--output", out, "--force", "--quiet", *flags)
+    return out
+
+
+def build(mir, out, *flags):
+    run("build", "--model", mir, "--output", out, "--force", "--quiet", *flags)
+    return out
+
+
+def quantize(mir, out, recipe, *flags):
+    config = out.parent / (out.name + ".yaml")
+    config.write_text(recipe)
+    return run("quantize", "--model", mir, "--config", config, "--output", out, "--force", "--quiet", *flags)
+
+
+class Server:
+    """metainfer serve on a free port."""
+
+    def __init__(self, engine, *flags, env=None):
+        self.process = subprocess.Popen([BINARY, "serve", "--engine", str(engine), "--host", "127.0.0.1", "--port", "0", *map(str, flags)],
+                                        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env={**os.environ, **(env or {})})
+        self.lines = []
+        for line in self.process.stdout:
+            self.lines.append(line)
+            found = re.search(r"listening on (http://\S+)", line)
+            if found:
+                self.url = found.group(1)
+                return
+        raise AssertionError("the server ended before it was ready:\n" + "".join(self.lines))
+
+    def stop(self, sig=signal.SIGTERM, timeout=30):
+        if self.process.poll() is None:
+            self.process.send_signal(sig)
+        try:
+            out, _ = self.process.communicate(timeout=timeout)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            raise
+        self.lines.append(out or "")
+        return self.process.returncode
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.stop()
+
+
+@pytest.fixture(scope="session")
+def work(tmp_path_factory):
+    return tmp_path_factory.mktemp("engines")
+
+
+@pytest.fixture(scope="session")
+def mini_mir(work):
+    return export(MODEL, work / "mini-mir", "--model-type", "minimax-m3")
+
+
+RECIPE = "quant: {weight_scheme: per_channel, activation_scheme: %s, smooth_quant: {enable: %s, alpha: 0.6}}\n"
+
+
+@pytest.fixture(scope="session")
+def mini_w8a8(mini_mir, work):
+    quantize(mini_mir, work / "mini-w8a8", RECIPE % ("per_token", "true"), "--calib", EVAL / "calib.jsonl")
+    return work / "mini-w8a8"
+
+
+@pytest.fixture(scope="session")
+def mini_int8(mini_w8a8, work):
+    return build(mini_w8a8, work / "mini-int8")
+
+
+@pytest.fixture(scope="session")
+def mini_float(mini_mir, work):
+    return build(mini_mir, work / "mini-float", "--precision", "fp32")
+
+
+@pytest.fixture(scope="session")
+def server(mini_int8):
+    with Server(mini_int8, "--max-batch-size", 32, "--max-seq-len", 2048, "--model", "minimax-m3") as s:
+        yield s
+
+
+def read_json(path):
+    return json.loads(pathlib.Path(path).read_text())

@@ -1,0 +1,95 @@
+"""The bundled model: float equals the recorded reference, int8 keeps quality."""
+import json
+import math
+
+from conftest import EVAL, RECIPE, build, quantize, read_json, run
+
+REFERENCE = read_json(EVAL / "results_reference.json")
+
+
+def evaluate(engine):
+    done = run("eval", "--engine", engine, "--data", EVAL / "eval.jsonl", "--reference", EVAL / "results_reference.json", "--json", "--quiet", timeout=1200)
+    return json.loads(done.stdout)
+
+
+_results = {}
+
+
+def result(name, engine):
+    if name not in _results:
+        _results[name] = evaluate(engine)
+    return _results[name]
+
+
+def test_float_accuracy_equals_the_reference(mini_float):
+    found = result("float", mini_float)
+    assert found["accuracy"] == REFERENCE["accuracy"]
+    assert found["items"] == REFERENCE["items"]
+    assert found["text_tokens"] == REFERENCE["text"]["tokens"]
+    assert math.isclose(found["text_nll_per_token"], REFERENCE["text"]["nll_per_token"], abs_tol=2e-5)
+
+
+def test_float_greedy_answers_equal_the_reference(mini_float):
+    found = result("float", mini_float)
+    assert found["greedy_compared"] == len(REFERENCE["greedy"]) == 64
+    for d in found["greedy_divergences"]:
+        assert abs(d["margin"]) < 1e-3, f"answer {d['item']} differs at token {d['token']} and it is no near tie: {d}"
+
+
+def test_int8_loses_less_than_two_points_and_three_permille(mini_float, mini_int8):
+    a, b = result("float", mini_float), result("int8", mini_int8)
+    for group, accuracy in a["accuracy"].items():
+        assert accuracy - b["accuracy"][group] < 0.02, group
+    assert b["text_perplexity"] / a["text_perplexity"] < 1.003
+
+
+def test_table_of_schemes(mini_mir, mini_float, mini_int8, work, capsys):
+    """Per token without smoothing and per tensor, shown beside; the smoothed one must be the best of them in perplexity."""
+    columns = {"float": result("float", mini_float), "int8 smooth": result("int8", mini_int8)}
+    for name, scheme, smooth in (("per token", "per_token", "false"), ("per tensor", "per_tensor", "false"), ("per tensor smooth", "per_tensor", "true")):
+        mir = work / name.replace(" ", "-")
+        quantize(mini_mir, mir, RECIPE % (scheme, smooth), "--calib", EVAL / "calib.jsonl", "--no-compare")
+        columns[name] = result(name, build(mir, work / (mir.name + "-engine")))
+    with capsys.disabled():
+        print()
+        print(f"{'':<14}" + "".join(f"{c:>19}" for c in columns))
+        for group in REFERENCE["accuracy"]:
+            print(f"{group:<14}" + "".join(f"{100 * r['accuracy'][group]:>17.1f} %" for r in columns.values()))
+        print(f"{'perplexity':<14}" + "".join(f"{r['text_perplexity']:>19.4f}" for r in columns.values()))
+        print(f"{'greedy equal':<14}" + "".join(f"{r['greedy_equal']:>19}" for r in columns.values()))
+    ppl = {name: r["text_perplexity"] for name, r in columns.items()}
+    assert ppl["int8 smooth"] < ppl["per token"] < ppl["per tensor"]
+
+
+def test_verify_against_the_float_graph(mini_int8, mini_mir):
+    report = json.loads(run("verify", "--engine", mini_int8, "--model", mini_mir, "--json", "--quiet").stdout)
+    assert report["ok"] and report["mean_kl"] < 0.02
+
+
+def test_verify_points_at_a_damaged_layer(mini_w8a8, mini_mir, work):
+    """One layer's scales times four in the int8 model: verify must name that layer, not a later one."""
+    import shutil
+    import struct
+
+    damaged = work / "damaged"
+    shutil.copytree(mini_w8a8, damaged)
+    for shard in sorted((damaged / "weights").glob("*.safetensors")):
+        raw = bytearray(shard.read_bytes())
+        size = struct.unpack("<Q", raw[:8])[0]
+        header = json.loads(raw[8:8 + size])
+        for name, entry in header.items():
+            if name.startswith("layers.3.") and name.endswith("_scale"):
+                begin, end = (8 + size + o for o in entry["data_offsets"])
+                values = struct.unpack(f"<{(end - begin) // 4}f", raw[begin:end])
+                raw[begin:end] = struct.pack(f"<{len(values)}f", *(4 * v for v in values))
+        shard.write_bytes(raw)
+    engine = build(damaged, work / "damaged-engine")
+    done = run("verify", "--engine", engine, "--model", mini_mir, "--json", "--quiet", ok=1)
+    assert "layer 3" in json.loads(done.stdout)["first_difference"]
+
+
+def test_same_input_same_bytes(mini_mir, mini_w8a8, work):
+    quantize(mini_mir, work / "again", RECIPE % ("per_token", "true"), "--calib", EVAL / "calib.jsonl", "--threads", "1", "--no-compare")
+    for file in sorted(mini_w8a8.rglob("*")):
+        if file.is_file():
+            assert file.read_bytes() == (work / "again" / file.relative_to(mini_w8a8)).read_bytes(), file
