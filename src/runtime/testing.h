@@ -1,9 +1,13 @@
 #pragma once
-// For tests only (this room's and the server's): a model without weights, a tokenizer without a file, and a sink that
+// For tests only (this room's and the server's): a model without weights, a small tokenizer, and a sink that
 // remembers.
+
+#include <unistd.h>
 
 #include <chrono>
 #include <condition_variable>
+#include <filesystem>
+#include <fstream>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -12,6 +16,7 @@
 #include <vector>
 
 #include "base/check.h"
+#include "base/json.h"
 #include "base/util.h"
 #include "runtime/kv/page_pool.h"
 #include "runtime/request.h"
@@ -28,6 +33,7 @@ class FakeStepper : public Stepper {
     int64_t vocab = 64, pages = 64, max_tokens = 512;
     std::chrono::microseconds step_time{0};
     bool break_logits = false;      // NaN in every row
+    std::function<void()> on_step = {};
   };
   FakeStepper() : FakeStepper(Config()) {}
   explicit FakeStepper(Config c) : config_(c), cache_(size_t(c.pages * kv::kPageTokens), -1) {}
@@ -37,6 +43,7 @@ class FakeStepper : public Stepper {
   int64_t max_tokens_per_step() const override { return config_.max_tokens; }
 
   std::span<const float> run(const exec::Batch& b) override {
+    if (config_.on_step) config_.on_step();
     if (config_.step_time.count() > 0) std::this_thread::sleep_for(config_.step_time);
     logits_.clear();
     rows_ = 0;
@@ -77,68 +84,51 @@ class FakeStepper : public Stepper {
   int64_t rows_ = 0, last_rows_ = 0;
 };
 
-// Token i is pieces[i]; ids beyond have no text. Pieces may be parts of characters.
-class FakeTokenizer : public text::Tokenizer {
- public:
-  // 0 is the special "</s>", then "a" .. "z", then pairs of letters up to `vocab`.
-  explicit FakeTokenizer(int64_t vocab = 64) {
-    pieces_.push_back("</s>");
-    for (int64_t i = 1; i < vocab; ++i) {
-      std::string piece(1, char('a' + (i - 1) % 26));
-      if (i > 26) piece += char('a' + (i - 1) / 26);
-      pieces_.push_back(piece);
-    }
-  }
-  explicit FakeTokenizer(std::vector<std::string> pieces) : pieces_(std::move(pieces)) {}
-
-  int64_t vocab() const override { return int64_t(pieces_.size()); }
-  // The longest piece that fits, again and again.
-  Result<std::vector<int32_t>> encode(std::string_view text, bool) const override {
-    std::vector<int32_t> ids;
-    while (!text.empty()) {
-      size_t best = 0;
-      for (size_t i = 1; i < pieces_.size(); ++i) {
-        if (!pieces_[i].empty() && text.starts_with(pieces_[i]) && (best == 0 || pieces_[i].size() > pieces_[best].size())) best = i;
+// Token 0 is the special "</s>", token i > 0 is the bytes pieces[i - 1], which may be parts of characters. A real
+// tokenizer (byte-level BPE without merges), made from a file that exists for a moment only.
+inline std::shared_ptr<const text::Tokenizer> make_tokenizer(const std::vector<std::string>& pieces) {
+  Json vocab = Json::object();
+  vocab["</s>"] = 0;
+  for (size_t i = 0; i < pieces.size(); ++i) {
+    std::string spelled;   // the alphabet of byte-level BPE: printable bytes stand for themselves, the others for U+0100 up
+    for (unsigned char byte : pieces[i]) {
+      auto printable = [](int b) { return (b >= 0x21 && b <= 0x7e) || (b >= 0xa1 && b != 0xad); };
+      int code = byte;
+      if (!printable(byte)) {
+        code = 256;
+        for (int b = 0; b < byte; ++b) code += !printable(b);
       }
-      if (best == 0) return bad_input("no token for '{}'", text);
-      ids.push_back(int32_t(best));
-      text.remove_prefix(pieces_[best].size());
+      if (code < 0x80) spelled += char(code);
+      else spelled += {char(0xc0 | code >> 6), char(0x80 | (code & 0x3f))};
     }
-    return ids;
+    vocab[spelled] = i + 1;
   }
-  Result<std::vector<int32_t>> encode_mixed(std::string_view text, std::span<const Range>) const override { return encode(text, false); }
-  Result<std::string> decode(std::span<const int32_t> ids, bool skip_special) const override {
-    std::string bytes;
-    for (int32_t id : ids) {
-      if (!(skip_special && is_special(id))) bytes += token_bytes(id);
-    }
-    return replace_invalid(bytes);
-  }
-  std::string_view token_bytes(int32_t id) const override { return size_t(id) < pieces_.size() ? std::string_view(pieces_[size_t(id)]) : ""; }
-  bool is_special(int32_t id) const override { return id == 0; }
-  int32_t id_of(std::string_view token) const override {
-    for (size_t i = 0; i < pieces_.size(); ++i) {
-      if (pieces_[i] == token) return int32_t(i);
-    }
-    return -1;
-  }
+  MI_CHECK_EQ(vocab.size(), pieces.size() + 1);
+  Json j;
+  j["version"] = "1.0";
+  j["added_tokens"] = Json::array({{{"id", 0}, {"content", "</s>"}, {"special", true}, {"single_word", false}, {"lstrip", false},
+                                    {"rstrip", false}, {"normalized", false}}});
+  j["normalizer"] = nullptr;
+  j["pre_tokenizer"] = j["decoder"] = {{"type", "ByteLevel"}, {"add_prefix_space", false}, {"trim_offsets", true}, {"use_regex", true}};
+  j["post_processor"] = nullptr;
+  j["model"] = {{"type", "BPE"}, {"vocab", vocab}, {"merges", Json::array()}};
+  std::filesystem::path path = std::filesystem::temp_directory_path() / fmt::format("mi-tokenizer-{}-{}.json", ::getpid(), pieces.size());
+  std::ofstream(path) << dump_json(j);
+  auto t = text::Tokenizer::load(path);
+  std::filesystem::remove(path);
+  return std::move(t).value();
+}
 
- private:
-  // Each byte that is not part of a whole character becomes U+FFFD.
-  static std::string replace_invalid(const std::string& bytes) {
-    std::string out;
-    for (size_t i = 0; i < bytes.size();) {
-      const unsigned char lead = (unsigned char)bytes[i];
-      const size_t n = lead < 0x80 ? 1 : lead >= 0xf0 ? 4 : lead >= 0xe0 ? 3 : lead >= 0xc0 ? 2 : 0;
-      bool whole = n > 0 && i + n <= bytes.size();
-      for (size_t j = 1; whole && j < n; ++j) whole = ((unsigned char)bytes[i + j] & 0xc0) == 0x80;
-      out += whole ? bytes.substr(i, n) : "\xef\xbf\xbd";
-      i += whole ? n : 1;
-    }
-    return out;
+// "a" .. "z", then pairs of letters, up to `vocab` tokens with "</s>".
+inline std::vector<std::string> letter_pieces(int64_t vocab = 64) {
+  std::vector<std::string> pieces;
+  for (int64_t i = 1; i < vocab; ++i) {
+    std::string piece(1, char('a' + (i - 1) % 26));
+    if (i > 26) piece += char('a' + (i - 1) / 26);
+    pieces.push_back(piece);
   }
-  std::vector<std::string> pieces_;
-};
+  return pieces;
+}
 
 // Everything one request got; thread-safe. Aborts on an event after the last.
 class Recorder {
