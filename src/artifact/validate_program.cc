@@ -94,6 +94,8 @@ class Checker {
     if (in.in.size() > 8 || in.out.size() > 2 || in.weights.size() > 16) return refuse("more operands than any op has");
     for (size_t i = 0; i < in.in.size(); ++i) MI_TRY_VOID(operand(in.in[i], fmt::format("in[{}]", i), index, false));
     for (size_t i = 0; i < in.out.size(); ++i) MI_TRY_VOID(operand(in.out[i], fmt::format("out[{}]", i), index, true));
+    // How much scratch is enough is the kernel's to say: the executor compares at load.
+    if ((in.scratch != -1) != (in.op == Op::kGroupedExperts)) return refuse("scratch goes with grouped_experts and with nothing else");
     if (in.scratch != -1) {
       if (in.scratch < 0 || size_t(in.scratch) >= m_.buffers.size()) return refuse("scratch buffer {} does not exist", in.scratch);
       const Buffer& b = m_.buffers[size_t(in.scratch)];
@@ -407,17 +409,19 @@ class Checker {
     MI_TRY_VOID(expect(in.out[0], "output", Rows::kToken, Elem::kF32, in.out[0].type.cols));
     MI_TRY_VOID(residual(in, 2));
     int64_t inner = 0;
-    for (const InstrWeight& w : in.weights)
-      if (w.role == Role::kGate) inner = m_.weights[size_t(w.tensor)].n;
+    std::optional<Packing> packing;
+    for (const InstrWeight& w : in.weights) {
+      const WeightTensor& t = m_.weights[size_t(w.tensor)];
+      if (w.role == Role::kGate) { inner = t.n; packing = t.packing; }
+      if (w.role == Role::kUp && packing != t.packing) return refuse("gate and up are packed differently");
+    }
     MI_TRY_VOID(matrix(in, Role::kGate, experts, inner, x.type.cols, x.type.elem));
     MI_TRY_VOID(matrix(in, Role::kUp, experts, inner, x.type.cols, x.type.elem));
     MI_TRY_VOID(matrix(in, Role::kDown, experts, in.out[0].type.cols, inner, std::nullopt));
     MI_TRY_VOID(vector_f32(in, Role::kGateBias, experts, inner, false));
     MI_TRY_VOID(vector_f32(in, Role::kUpBias, experts, inner, false));
-    MI_TRY_VOID(vector_f32(in, Role::kDownBias, experts, in.out[0].type.cols, false));
-    return grouped_scratch(in);
+    return vector_f32(in, Role::kDownBias, experts, in.out[0].type.cols, false);
   }
-  Status grouped_scratch(const Instr& in) { return {}; }
   Status op(const Instr& in, const SigmoidMulParams&, LayerState*) {
     MI_TRY_VOID(counts(in, 2, 2, 1, 1));
     const Operand &x = in.in[0], &y = in.out[0];
