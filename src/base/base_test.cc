@@ -1,0 +1,232 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <csignal>
+#include <fstream>
+
+#include "base/file.h"
+#include "base/json.h"
+#include "base/util.h"
+
+namespace mi {
+namespace {
+
+namespace fs = std::filesystem;
+using testing::HasSubstr;
+
+class Files : public testing::Test {
+ protected:
+  void SetUp() override {
+    dir_ = fs::temp_directory_path() / ("mi_base_test_" + std::to_string(getpid()) + "_" + testing::UnitTest::GetInstance()->current_test_info()->name());
+    fs::remove_all(dir_);
+    fs::create_directory(dir_);
+  }
+  void TearDown() override { fs::remove_all(dir_); }
+  void put(const std::string& name, const std::string& text) { std::ofstream(dir_ / name) << text; }
+  std::string get(const fs::path& p) { return read_file(p).value(); }
+  size_t entries() const { return size_t(std::distance(fs::directory_iterator(dir_), fs::directory_iterator())); }
+  fs::path dir_;
+};
+
+TEST(ResultTest, CarriesValueOrErrorWithContext) {
+  const auto half = [](int x) -> Result<int> {
+    if (x % 2) return bad_input("{} is odd", x);
+    return x / 2;
+  };
+  const auto quarter = [&](int x) -> Result<int> {
+    MI_TRY(const int h, half(x));
+    return half(h);
+  };
+  EXPECT_EQ(*quarter(8), 2);
+  EXPECT_EQ(quarter(6).error().message(), "3 is odd");
+  EXPECT_EQ(quarter(6).error().with_context("a").message(), "a: 3 is odd");
+  EXPECT_EQ(quarter(6).error().code(), ErrorCode::kBadInput);
+}
+
+TEST(CheckDeathTest, PrintsBothValues) { EXPECT_DEATH(MI_CHECK_EQ(1 + 1, 3), "2 vs 3"); }
+
+TEST_F(Files, ReadRefusesWhatIsNoRegularFile) {
+  EXPECT_THAT(read_file(dir_).error().message(), HasSubstr("not a regular file"));
+  EXPECT_THAT(read_file(dir_ / "none").error().message(), HasSubstr("no such file"));
+  ASSERT_EQ(mkfifo((dir_ / "fifo").c_str(), 0600), 0);
+  EXPECT_THAT(read_file(dir_ / "fifo").error().message(), HasSubstr("not a regular file"));      // and does not wait
+  EXPECT_THAT(MappedFile::open(dir_ / "fifo").error().message(), HasSubstr("not a regular file"));
+  put("a", "12345");
+  EXPECT_THAT(read_file(dir_ / "a", 4).error().message(), HasSubstr("limit of 4"));
+  EXPECT_EQ(get(dir_ / "a"), "12345");
+}
+
+TEST_F(Files, MapsEmptyAndFull) {
+  put("empty", "");
+  EXPECT_TRUE(MappedFile::open(dir_ / "empty")->bytes().empty());
+  put("a", "hello");
+  const auto m = MappedFile::open(dir_ / "a");
+  EXPECT_EQ(m->bytes().size(), 5u);
+  EXPECT_EQ(char(m->bytes()[1]), 'e');
+}
+
+TEST_F(Files, WriterPadsAndPatches) {
+  auto w = FileWriter::create(dir_ / "w").value();
+  ASSERT_TRUE(w.write("abc").ok());
+  ASSERT_TRUE(w.pad_to(8).ok());
+  EXPECT_EQ(w.offset(), 8u);
+  ASSERT_TRUE(w.write(std::string(3 << 20, 'x')).ok());
+  ASSERT_TRUE(w.write_at(1, std::as_bytes(std::span("Z", 1))).ok());
+  ASSERT_TRUE(w.finish().ok());
+  const std::string s = get(dir_ / "w");
+  EXPECT_EQ(s.substr(0, 8), std::string("aZc\0\0\0\0\0", 8));
+  EXPECT_EQ(s.size(), 8u + (3u << 20));
+}
+
+TEST_F(Files, FullDiskIsSaid) {
+  if (!fs::exists("/dev/full")) GTEST_SKIP() << "skipped: no /dev/full here";
+  auto w = FileWriter::create("/dev/full").value();
+  ASSERT_TRUE(w.write("x").ok());
+  const Status s = w.finish();
+  ASSERT_FALSE(s.ok());
+  EXPECT_EQ(s.error().code(), ErrorCode::kEnvironment);
+  EXPECT_THAT(s.error().message(), HasSubstr("disk is full"));
+}
+
+TEST_F(Files, OutputAppearsWholeOrNotAtAll) {
+  {
+    auto d = OutputDir::create(dir_ / "out", false).value();
+    ASSERT_TRUE(write_file(d.path() / "model.mir", "1").ok());
+    EXPECT_FALSE(fs::exists(dir_ / "out"));
+  }
+  EXPECT_EQ(entries(), 0u);
+  auto d = OutputDir::create(dir_ / "out/", false).value();     // a trailing slash is no other name
+  ASSERT_TRUE(write_file(d.path() / "model.mir", "1").ok());
+  ASSERT_TRUE(d.commit().ok());
+  EXPECT_EQ(get(dir_ / "out" / "model.mir"), "1");
+  EXPECT_EQ(entries(), 1u);
+}
+
+TEST_F(Files, ExistingOutputIsRefusedOrSwapped) {
+  fs::create_directory(dir_ / "out");
+  put("out/model.mir", "old");
+  EXPECT_THAT(OutputDir::create(dir_ / "out", false).error().message(), HasSubstr("--force"));
+  auto d = OutputDir::create(dir_ / "out", true).value();
+  ASSERT_TRUE(write_file(d.path() / "model.mir", "new").ok());
+  EXPECT_EQ(get(dir_ / "out" / "model.mir"), "old");
+  ASSERT_TRUE(d.commit().ok());
+  EXPECT_EQ(get(dir_ / "out" / "model.mir"), "new");
+  EXPECT_EQ(entries(), 1u);
+}
+
+TEST_F(Files, ForceSparesWhatIsNotOurs) {
+  fs::create_directory(dir_ / "home");
+  put("home/thesis.txt", "years of work");
+  EXPECT_THAT(OutputDir::create(dir_ / "home", true).error().message(), HasSubstr("not written by metainfer"));
+  put("file", "x");
+  EXPECT_FALSE(OutputDir::create(dir_ / "file", true).ok());
+  EXPECT_THAT(OutputDir::create(dir_ / "no" / "where", false).error().message(), HasSubstr("does not exist"));
+}
+
+TEST_F(Files, OutputThatAppearedMeanwhileIsNotReplaced) {
+  auto d = OutputDir::create(dir_ / "out", false).value();
+  fs::create_directory(dir_ / "out");
+  put("out/x", "other");
+  EXPECT_FALSE(d.commit().ok());
+  EXPECT_EQ(get(dir_ / "out" / "x"), "other");
+}
+
+TEST_F(Files, SignalRemovesUnfinishedOutputs) {
+  for (int sig : {SIGINT, SIGTERM}) {
+    const pid_t child = fork();
+    if (child == 0) {
+      remove_outputs_on_signal();
+      auto d = OutputDir::create(dir_ / "out", false).value();
+      (void)write_file(d.path() / "model.mir", "1");
+      kill(getpid(), sig);
+      sleep(20);
+      _exit(0);
+    }
+    int status = 0;
+    waitpid(child, &status, 0);
+    ASSERT_TRUE(WIFEXITED(status));
+    EXPECT_EQ(WEXITSTATUS(status), 128 + sig);
+    EXPECT_EQ(entries(), 0u);
+  }
+}
+
+TEST_F(Files, WhatKillLeftIsClearedByTheNextRun) {
+  const pid_t child = fork();
+  if (child == 0) {
+    auto d = OutputDir::create(dir_ / "out", false).value();
+    kill(getpid(), SIGKILL);
+  }
+  waitpid(child, nullptr, 0);
+  EXPECT_EQ(entries(), 1u);
+  auto d = OutputDir::create(dir_ / "out", false).value();
+  ASSERT_TRUE(d.commit().ok());
+  EXPECT_EQ(entries(), 1u);
+  EXPECT_TRUE(fs::exists(dir_ / "out"));
+}
+
+TEST(JsonTest, ErrorsNameTheSourceAndThePlace) {
+  EXPECT_THAT(parse_json("{\"a\": 1,\n \"b\" 2}", "config.json").error().message(), testing::AllOf(HasSubstr("config.json"), HasSubstr("line 2")));
+  EXPECT_THAT(parse_json("{\"a\": 1, \"a\": 2}", "x").error().message(), HasSubstr("'a' occurs twice"));
+  EXPECT_FALSE(parse_json("", "x").ok());
+  EXPECT_FALSE(parse_json("{} x", "x").ok());
+}
+
+TEST(JsonTest, DepthAndSizeAreBounded) {
+  for (int depth : {1000, 100000, 3000000}) EXPECT_THAT(parse_json(std::string(size_t(depth), '['), "x").error().message(), HasSubstr("nested"));
+  EXPECT_TRUE(parse_json("\"[[[[[[[\\\"[[[\"", "x", {100, 2, true}).ok());      // brackets in a string are none
+  EXPECT_FALSE(parse_json("[1,2,3,4]", "x", {4, 10, true}).ok());
+}
+
+TEST(JsonTest, TypedAccess) {
+  const Json j = parse_json(R"({"i": 3, "f": 1.5, "s": "x", "n": null, "l": [1, 2], "big": 18446744073709551615})", "j").value();
+  EXPECT_EQ(*json_get<int64_t>(j, "i", "j"), 3);
+  EXPECT_EQ(*json_get<double>(j, "i", "j"), 3.0);
+  EXPECT_EQ(*json_get_or<int64_t>(j, "n", 7, "j"), 7);
+  EXPECT_EQ(*json_get_or<int64_t>(j, "none", 7, "j"), 7);
+  EXPECT_THAT(json_get<int64_t>(j, "f", "j").error().message(), HasSubstr("j: f: expected an integer, found a fractional number"));
+  EXPECT_THAT(json_get<int64_t>(j, "s", "j").error().message(), HasSubstr("found a string"));
+  EXPECT_FALSE(json_get<int64_t>(j, "big", "j").ok());
+  EXPECT_EQ(json_get<std::vector<int64_t>>(j, "l", "j")->size(), 2u);
+  EXPECT_THAT(json_get<bool>(j, "none", "j").error().message(), HasSubstr("none is missing"));
+}
+
+TEST(JsonTest, UnknownKeysAndNearestNames) {
+  const Json j = parse_json(R"({"alhpa": 1})", "j").value();
+  EXPECT_THAT(refuse_unknown_keys(j, {"alpha", "enable"}, "j").error().message(), HasSubstr("did you mean 'alpha'"));
+  EXPECT_EQ(nearest_name("mixtrall", {"mixtral", "llama"}), "mixtral");
+  EXPECT_EQ(nearest_name("zzzzzz", {"mixtral", "llama"}), "");
+}
+
+TEST(JsonTest, DumpNeverThrows) { EXPECT_THAT(dump_json(Json("a\xff")), HasSubstr("\xef\xbf\xbd")); }
+
+TEST(UtilTest, SizesAndTimes) {
+  EXPECT_EQ(human_bytes(12884901888.0), "12.88 GB");
+  EXPECT_EQ(human_bytes(999), "999 B");
+  EXPECT_EQ(human_bytes(999999), "1.00 MB");
+  EXPECT_EQ(human_seconds(0.85), "850 ms");
+  EXPECT_EQ(human_seconds(125), "2 min 5 s");
+}
+
+TEST(UtilTest, HashesAndRandomNumbersAreTheSameEverywhere) {
+  EXPECT_EQ(xxh3_hex({}), "99aa06d3014798d86001c324468d497f");     // XXH3-128 of nothing, from the reference's test vectors
+  Xxh3 h;
+  h.update(std::as_bytes(std::span("ab", 2)));
+  h.update(std::as_bytes(std::span("c", 1)));
+  EXPECT_EQ(h.digest(), xxh3_hex(std::as_bytes(std::span("abc", 3))));
+  EXPECT_EQ(random_u64(1, 2), random_u64(1, 2));
+  EXPECT_NE(random_u64(1, 2), random_u64(2, 1));
+  double mean = 0, square = 0;
+  for (uint64_t i = 0; i < 20000; ++i) {
+    const double x = random_normal(3, i);
+    mean += x / 20000;
+    square += x * x / 20000;
+  }
+  EXPECT_NEAR(mean, 0, 0.03);
+  EXPECT_NEAR(square, 1, 0.05);
+}
+
+}  // namespace
+}  // namespace mi
