@@ -71,7 +71,8 @@ impl Marked {
     pub fn cut(&self, begin: usize, end: usize) -> String {
         let mut text = String::with_capacity(end - begin);
         let mut done = begin;
-        for &(from, to) in &self.user {
+        let first = self.user.partition_point(|&(_, to)| to <= begin);
+        for &(from, to) in self.user[first..].iter().take_while(|&&(from, _)| from < end) {
             let (from, to) = (from.max(begin), to.min(end));
             if from < to {
                 text.push_str(&self.plain[done..from]);

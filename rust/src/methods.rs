@@ -23,9 +23,14 @@ pub fn install(env: &mut Environment) {
     env.add_function("strftime_now", |format: String| strftime_now(&without_marks(&format)));
     env.add_filter("tojson", tojson);
     env.add_filter("string", |value: &Value| if value.kind() == ValueKind::String { value.clone() } else { Value::from(str_of(value)) });
-    for name in ["upper", "lower", "title", "capitalize", "replace"] {
+    for name in ["upper", "lower", "capitalize", "replace"] {
         env.add_filter(name, move |state: &mut State, value: &Value, args: Rest<Value>| on_text(state, value, name, &args));
     }
+    // Jinja's title() begins words elsewhere than Python's.
+    env.add_filter("title", |value: &Value| {
+        let text = Marked::of(&str_of(value));
+        text.like(filters::title(text.plain.as_str().into()))
+    });
     env.add_filter("trim", |state: &mut State, value: &Value, args: Rest<Value>| on_text(state, value, "strip", &args));
     // Filters that look at single letters: on the plain text.
     for (name, builtin) in [
@@ -43,8 +48,10 @@ pub fn install(env: &mut Environment) {
             builtin.call(state, &all)
         });
     }
-    // Anything with a length and items, strings included.
-    env.add_test("sequence", |value: &Value| matches!(value.kind(), ValueKind::Seq | ValueKind::Map | ValueKind::String | ValueKind::Iterable));
+    // As Python counts them: strings are both, none is neither, an undefined value can be iterated.
+    let has_items = |value: &Value| matches!(value.kind(), ValueKind::Seq | ValueKind::Map | ValueKind::String | ValueKind::Iterable);
+    env.add_test("sequence", has_items);
+    env.add_test("iterable", move |value: &Value| value.is_undefined() || has_items(value));
 }
 
 /// The source of errors that the template raised itself.
@@ -150,11 +157,12 @@ fn string_method(state: &mut State, value: &Value, method: &str, args: &[Value])
             let count = count.or(options.get("count")?).and_then(|n| usize::try_from(n).ok()).unwrap_or(usize::MAX);
             let new = new.to_string();
             // Paid for before it is built: a replacement can be a lot longer than what it replaces.
-            let places: Vec<usize> = plain_text.match_indices(&old).take(count).map(|(at, _)| at).collect();
-            state.consume_fuel((places.len().saturating_mul(new.len()) / 64) as u64)?;
+            let places = || plain_text.match_indices(&old).take(count).map(|(at, _)| at);
+            let cost = places().count().saturating_mul(new.len() + 64).saturating_add(plain_text.len());
+            state.consume_fuel((cost / 64) as u64)?;
             let mut out = String::new();
             let mut done = 0;
-            for at in places {
+            for at in places() {
                 out.push_str(&text.cut(done, at));
                 out.push_str(&new);
                 done = at + old.len();
@@ -162,7 +170,8 @@ fn string_method(state: &mut State, value: &Value, method: &str, args: &[Value])
             out.push_str(&text.cut(done, plain_text.len()));
             Ok(Value::from(out))
         }
-        "upper" | "lower" | "title" | "capitalize" => {
+        "title" => Ok(Value::from(text.like(python_title(plain_text)))),
+        "upper" | "lower" | "capitalize" => {
             let changed = unknown_method_callback(state, &Value::from(plain_text), method, &plain_args)?;
             Ok(Value::from(text.like(changed.to_string())))
         }
@@ -175,6 +184,17 @@ fn string_method(state: &mut State, value: &Value, method: &str, args: &[Value])
         "join" | "format" => unknown_method_callback(state, value, method, args),
         _ => unknown_method_callback(state, &Value::from(plain_text), method, &plain_args),
     }
+}
+
+/// str.title(): a capital after every letter that isn't one.
+fn python_title(text: &str) -> String {
+    let mut inside = false;
+    let mut out = String::with_capacity(text.len());
+    for c in text.chars() {
+        if inside { out.extend(c.to_lowercase()) } else { out.extend(c.to_uppercase()) }
+        inside = c.is_alphabetic();
+    }
+    out
 }
 
 type Parts = Vec<(usize, usize)>;

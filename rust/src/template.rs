@@ -5,7 +5,7 @@ use crate::marks::{self, is_word, Source};
 use crate::methods::{self, Raised};
 use crate::{answer, text, Buf, Failure, Range};
 use minijinja::syntax::SyntaxConfig;
-use minijinja::{Environment, Error, Value};
+use minijinja::{Environment, Error, ErrorKind, Value};
 use serde_json::{Map, Value as Json};
 
 /// One unit is one instruction, or 64 bytes of text made: far above any honest template (a conversation of a thousand
@@ -176,6 +176,9 @@ fn describe(error: &Error, source: Option<&str>) -> Failure {
             let column = before.rsplit('\n').next().unwrap_or_default().chars().count() + 1;
             place.push_str(&format!(", column {column}"));
         }
+    }
+    if error.kind() == ErrorKind::OutOfFuel {
+        return format!("chat template{place}: it does not end within its limit of work");
     }
     let kind = error.kind().to_string();
     if detail == kind { format!("chat template{place}: {kind}") } else { format!("chat template{place}: {kind}: {detail}") }
