@@ -1,0 +1,51 @@
+#pragma once
+// What every pass needs: who makes and who reads a value, and which weights may be stacked. A pass edits nodes with the
+// helpers of edit.h and calls tidy() after each rewrite.
+
+#include <vector>
+
+#include "ir/edit.h"
+#include "ir/graph.h"
+
+namespace mi::ir {
+
+class Uses {
+ public:
+  explicit Uses(const Block& b);
+  // The node that makes v, -1 for the block's inputs.
+  int32_t producer(ValueId v) const { return producer_[size_t(v)]; }
+  // Operands that read v, plus the block's outputs that are v.
+  int32_t count(ValueId v) const { return count_[size_t(v)]; }
+  bool is_output(ValueId v) const { return output_[size_t(v)]; }
+  // Read by exactly one operand of one node: its reader may absorb it.
+  bool absorbable(ValueId v) const { return count(v) == 1 && !is_output(v); }
+
+ private:
+  std::vector<int32_t> producer_, count_;
+  std::vector<bool> output_;
+};
+
+// The node that makes v if it is of this op and v is absorbable, else nullptr.
+const Node* absorbable_producer(const Block& b, const Uses& u, ValueId v, Op op);
+
+const WeightUse* find_use(const Node& n, Role r);
+// The only weight of a role; nullptr when the role is absent or names several.
+const WeightDecl* single_weight(const Block& b, const Node& n, Role r);
+
+// Equal numbers side by side: same element type, format and, where given, biases of one type (or none in both).
+bool same_precision(const WeightDecl& a, const WeightDecl& b);
+
+// A linear that can be stacked with another: one matrix, no residual, no out_scale.
+bool stackable(const Block& b, const Node& n);
+// stackable() both, reading the same value, of the same precision, biases in both or in neither.
+bool stack_together(const Block& b, const Node& a, const Node& c);
+
+// ---- the passes, each in the file of its name
+bool fuse_qkv(Block& b);
+bool fuse_gate_up(Block& b);
+bool fuse_norm_quantize(Block& b);
+bool fuse_residual(Block& b);
+bool group_experts(Block& b);
+bool dead_code(Block& b);
+
+}  // namespace mi::ir
