@@ -76,14 +76,6 @@ static inline void scores(const float* q, int64_t dim, const float* keys, int64_
   }
 }
 
-// tanh(x) = sign(x) (1 - e) / (1 + e), e = exp(-2 |x|)
-static inline V16 tanh16(V16 x) {
-  const V16 one = v_set(1.0f);
-  const V16 e = v_exp(v_abs(x) * v_set(-2.0f));
-  const V16 t = (one - e) / (one + e);
-  return x < v_zero() ? -t : t;
-}
-
 // Scores of one row to weights, in place; masked and unwritten positions become 0. Returns the factor of what was summed
 // before.
 static inline float softmax_step(float* s, uint64_t mask, int64_t n, float scale, float softcap, float* m, float* l) {
@@ -98,7 +90,7 @@ static inline float softmax_step(float* s, uint64_t mask, int64_t n, float scale
     x[c] = neg_inf;
     if (16 * c >= n) continue;
     V16 v = v_load(s + 16 * c) * v_set(scale);
-    if (softcap > 0) v = tanh16(v / v_set(softcap)) * v_set(softcap);
+    if (softcap > 0) v = v_tanh(v / v_set(softcap)) * v_set(softcap);
     const uint32_t bits = uint32_t(mask >> (16 * c)) & 0xffff;
     if (bits != 0xffff) {
       float t[16];

@@ -1,0 +1,316 @@
+#include "exec/engine.h"
+
+#include <cstring>
+
+#include "exec/test_oracle.h"
+
+namespace mi::exec {
+namespace {
+
+using testing::ModelShape;
+using testing::Oracle;
+using testing::TestModel;
+using artifact::Packing;
+
+std::vector<int32_t> random_ids(uint64_t seed, int64_t n, int64_t vocab = 50) {
+  std::vector<int32_t> ids;
+  for (int64_t i = 0; i < n; ++i) ids.push_back(int32_t(random_u64(seed, uint64_t(i)) % uint64_t(vocab)));
+  return ids;
+}
+
+using Logits = std::vector<std::vector<float>>;   // by position
+
+// Runs sequences through an engine in chunks; sequence i owns pages i, i + n, i + 2n, ...
+struct Runner {
+  Engine& engine;
+  std::vector<std::vector<int32_t>> sequences;
+  std::vector<std::vector<int32_t>> pages;
+  std::vector<Logits> logits;
+
+  Runner(Engine& e, std::vector<std::vector<int32_t>> s) : engine(e), sequences(std::move(s)), logits(sequences.size()) {
+    const int64_t n = int64_t(sequences.size());
+    for (int64_t i = 0; i < n; ++i) {
+      pages.emplace_back();
+      for (int64_t at = 0; at < int64_t(sequences[size_t(i)].size()); at += 64) pages.back().push_back(int32_t(i + n * int64_t(pages.back().size())));
+      std::reverse(pages.back().begin(), pages.back().end());
+      logits[size_t(i)].resize(sequences[size_t(i)].size());
+    }
+  }
+  struct Part { size_t sequence; int64_t start, count; };
+  void step(const std::vector<Part>& parts) {
+    Batch b;
+    for (const Part& p : parts)
+      b.chunks.push_back({std::span(sequences[p.sequence]).subspan(size_t(p.start), size_t(p.count)), p.start, pages[p.sequence], 0});
+    const auto out = engine.run(b);
+    const size_t vocab = size_t(engine.manifest().model.vocab);
+    size_t at = 0;
+    for (const Part& p : parts)
+      for (int64_t i = 0; i < p.count; ++i, at += vocab) logits[p.sequence][size_t(p.start + i)].assign(out.begin() + long(at), out.begin() + long(at + vocab));
+    ASSERT_EQ(at, out.size());
+  }
+  // `chunk` tokens of every sequence per step; 0: everything in one step.
+  void run_all(int64_t chunk, bool together) {
+    size_t longest = 0;
+    for (const auto& s : sequences) longest = std::max(longest, s.size());
+    if (chunk == 0) chunk = int64_t(longest);
+    for (int64_t at = 0; at < int64_t(longest); at += chunk) {
+      std::vector<Part> parts;
+      for (size_t i = 0; i < sequences.size(); ++i)
+        if (at < int64_t(sequences[i].size())) parts.push_back({i, at, std::min(chunk, int64_t(sequences[i].size()) - at)});
+      if (together)
+        step(parts);
+      else
+        for (const Part& p : parts) step({p});
+    }
+  }
+};
+
+void expect_same_bits(const std::vector<Logits>& a, const std::vector<Logits>& b, const std::string& what) {
+  ASSERT_EQ(a.size(), b.size());
+  for (size_t s = 0; s < a.size(); ++s)
+    for (size_t t = 0; t < a[s].size(); ++t)
+      ASSERT_EQ(std::memcmp(a[s][t].data(), b[s][t].data(), a[s][t].size() * 4), 0) << what << ": sequence " << s << " position " << t;
+}
+
+std::vector<std::pair<std::string, ModelShape>> shapes() {
+  std::vector<std::pair<std::string, ModelShape>> all;
+  ModelShape s;
+  s.moe = false;
+  all.emplace_back("dense float", s);
+  s = {};
+  s.extras = s.sinks = true;
+  s.window = 20;
+  all.emplace_back("experts, sinks, window", s);
+  s = {};
+  s.index = s.interleaved = true;
+  s.packing = Packing::kPackedBF16;
+  all.emplace_back("block index, bf16", s);
+  s = {};
+  s.packing = Packing::kPackedI8;
+  s.extras = s.softcap = true;
+  all.emplace_back("int8", s);
+  for (size_t i = 0, n = all.size(); i < n; ++i) {
+    s = all[i].second;
+    s.fused = true;
+    all.emplace_back(all[i].first + ", fused", s);
+  }
+  return all;
+}
+
+std::vector<hw::CpuFeatures> builds() {
+  const hw::CpuFeatures machine = hw::detect_cpu();
+  std::vector<hw::CpuFeatures> all = {{}};
+  if (machine.avx2) all.push_back({.avx2 = true});
+  if (machine.avx512) all.push_back({.avx2 = true, .avx512 = true});
+  all.push_back(machine);
+  return all;
+}
+
+TEST(Engine, LogitsAreThoseOfTheSlowTwin) {
+  hw::ThreadPool pool(2);
+  for (const auto& [name, shape] : shapes()) {
+    const TestModel model(shape);
+    const auto engine = model.load(pool);
+    const auto ids = random_ids(1, 90);
+    Runner r(*engine, {ids});
+    r.run_all(0, true);
+    const auto exact = Oracle::run(model, ids);
+    // Float: roundings of a few hundred operations in a row. int8: now and then a value on the edge between two steps of the
+    // grid falls to the other side, which moves everything after it: compared in the mean.
+    double worst = 0, squares = 0, size = 0;
+    for (size_t t = 0; t < exact.size(); ++t)
+      for (size_t j = 0; j < exact[t].size(); ++j) {
+        const double d = r.logits[0][t][j] - exact[t][j];
+        worst = std::max(worst, std::abs(d));
+        squares += d * d;
+        size += exact[t][j] * exact[t][j];
+      }
+    if (shape.packing == Packing::kPackedI8)
+      EXPECT_LT(std::sqrt(squares / size), 0.02) << name;
+    else
+      EXPECT_LT(worst, 1e-4) << name;
+    EXPECT_GT(size / double(exact.size()), 1) << name << ": logits of nothing";
+  }
+}
+
+TEST(Engine, SameBitsAloneOrTogetherInAnyChunksOnAnyThreads) {
+  const std::vector<std::vector<int32_t>> sequences = {random_ids(2, 100), random_ids(3, 1), random_ids(4, 64), random_ids(5, 37)};
+  for (const auto& [name, shape] : shapes()) {
+    const TestModel model(shape);
+    std::vector<Logits> expected;
+    for (int threads : {1, 2, 3}) {
+      hw::ThreadPool pool(threads);
+      const auto engine = model.load(pool);
+      for (int64_t chunk : {0, 1, 7, 64})
+        for (bool together : {true, false}) {
+          Runner r(*engine, sequences);
+          r.run_all(chunk, together);
+          if (expected.empty()) expected = r.logits;
+          expect_same_bits(expected, r.logits, fmt::format("{}: {} threads, chunks of {}, {}", name, threads, chunk, together ? "together" : "alone"));
+        }
+    }
+  }
+}
+
+TEST(Engine, SameBitsOnEveryIsaAndForFusedAndSingleOps) {
+  const std::vector<std::vector<int32_t>> sequences = {random_ids(6, 70), random_ids(7, 20)};
+  hw::ThreadPool pool(2);
+  const auto all = shapes();
+  for (const char* kv : {"f32", "bf16", "int8"})
+    for (size_t i = 0; i < all.size() / 2; ++i) {
+      std::vector<Logits> expected;
+      for (const auto& [name, shape] : {all[i], all[i + all.size() / 2]}) {
+        const TestModel model(shape);
+        for (const auto& cpu : builds()) {
+          LoadOptions o;
+          o.kv_type = kv;
+          o.cpu = cpu;
+          const auto engine = model.load(pool, o);
+          Runner r(*engine, sequences);
+          r.run_all(16, true);
+          if (expected.empty()) expected = r.logits;
+          expect_same_bits(expected, r.logits, fmt::format("{}, {} cache, {}", name, kv, hw::describe(cpu)));
+        }
+      }
+    }
+}
+
+TEST(Engine, KvTypesStayNearTheFloatCache) {
+  const TestModel model(ModelShape{});
+  hw::ThreadPool pool(1);
+  std::vector<Logits> all;
+  for (const char* kv : {"f32", "bf16", "int8"}) {
+    LoadOptions o;
+    o.kv_type = kv;
+    const auto engine = model.load(pool, o);
+    Runner r(*engine, {random_ids(8, 60)});
+    r.run_all(0, true);
+    all.push_back(r.logits[0]);
+  }
+  for (size_t k : {1, 2}) {
+    double d = 0, size = 0;
+    for (size_t t = 0; t < 60; ++t)
+      for (size_t j = 0; j < 50; ++j) {
+        d += std::pow(all[k][t][j] - all[0][t][j], 2);
+        size += std::pow(all[0][t][j], 2);
+      }
+    EXPECT_GT(d, 0);
+    EXPECT_LT(std::sqrt(d / size), 0.05);
+  }
+}
+
+TEST(Engine, LogitsOnlyForTheRowsAskedFor) {
+  const TestModel model(ModelShape{});
+  hw::ThreadPool pool(1);
+  const auto engine = model.load(pool);
+  const auto ids = random_ids(9, 30);
+  Runner all(*engine, {ids});
+  all.run_all(0, true);
+  const std::vector<int32_t> pages = {5};
+  const std::span<const int32_t> tokens(ids);
+  EXPECT_TRUE(engine->run({{{tokens.first(20), 0, pages, 20}}}).empty()) << "a chunk in the middle of a prompt wants none";
+  const auto last = engine->run({{{tokens.subspan(20), 20, pages, 8}}});
+  ASSERT_EQ(last.size(), 2u * 50);
+  for (size_t r = 0; r < 2; ++r) EXPECT_EQ(std::memcmp(last.data() + r * 50, all.logits[0][28 + r].data(), 200), 0);
+  EXPECT_TRUE(engine->run({}).empty());
+}
+
+TEST(Engine, TapsSeeRowsAsFloats) {
+  ModelShape shape;
+  shape.packing = Packing::kPackedI8;
+  shape.fused = true;
+  const TestModel model(shape);
+  hw::ThreadPool pool(1);
+  const auto engine = model.load(pool);
+  const auto ids = random_ids(10, 12);
+  int layers = 0, routes = 0, quantized = 0;
+  std::vector<float> residual;
+  Tap tap;
+  tap.want = [&](const artifact::Instr& i, bool input) { return input ? i.op == Op::kLinear : i.layer_output || i.op == Op::kRoute; };
+  tap.see = [&](const TapEvent& e) {
+    ASSERT_EQ(e.rows, 12);
+    if (e.is_input) {
+      if (e.operand->type.elem != Elem::kQ8) return;
+      ++quantized;
+      for (int64_t r = 0; r < e.rows; ++r) {      // 127 steps up to the largest
+        float top = 0;
+        for (int64_t j = 0; j < e.cols; ++j) top = std::max(top, std::abs(e.values[r * e.cols + j]));
+        const float step = e.values[r * e.cols] / (top / 127);
+        EXPECT_NEAR(step, std::round(step), 1e-3);
+      }
+    } else if (e.instr->op == Op::kRoute) {
+      ++routes;
+      for (int64_t r = 0; r < e.rows; ++r) {
+        EXPECT_LT(e.ids[2 * r], e.ids[2 * r + 1]);
+        EXPECT_NEAR(e.values[2 * r] + e.values[2 * r + 1], 1.5, 1e-5) << "renormalised, scaled by 1.5";
+      }
+    } else {
+      ++layers;
+      EXPECT_EQ(e.cols, 48);
+      if (e.instr->layer == -1) residual.assign(e.values, e.values + e.rows * e.cols);
+    }
+  };
+  engine->set_tap(&tap);
+  Runner r(*engine, {ids});
+  r.run_all(0, true);
+  EXPECT_EQ(layers, 3);
+  EXPECT_EQ(routes, 2);
+  EXPECT_EQ(quantized, 4);
+  const auto& table = model.values(model.manifest().program[0].weights[0].tensor);
+  for (size_t t = 0; t < 12; ++t)
+    for (size_t j = 0; j < 48; ++j) ASSERT_EQ(residual[t * 48 + j], table[size_t(ids[t]) * 48 + j]);
+  engine->set_tap(nullptr);
+  r.run_all(0, true);
+  EXPECT_EQ(layers, 3) << "no tap, no events";
+}
+
+TEST(Engine, SaysWhatItLoadedAndRefusesWhatItCannot) {
+  const TestModel model(ModelShape{});
+  hw::ThreadPool pool(1);
+  LoadOptions o;
+  o.kv_pages = 3;
+  o.max_tokens_per_step = 16;
+  int64_t seen = 0, total = 0;
+  o.progress = [&](int64_t d, int64_t t) {
+    seen = d;
+    total = t;
+  };
+  const auto engine = model.load(pool, o);
+  EXPECT_EQ(seen, total);
+  EXPECT_EQ(total, model.manifest().memory.weight_bytes);
+  EXPECT_EQ(engine->kv_pages(), 3);
+  EXPECT_EQ(engine->kv_page_bytes(), 2 * 64 * 2 * (16 + 16) * 4) << "layers * tokens * heads * (keys + values) * float";
+  EXPECT_EQ(engine->arena_bytes(), 16 * model.manifest().memory.activation_bytes_per_token);
+  const auto lines = engine->kernel_choices();
+  EXPECT_TRUE(std::any_of(lines.begin(), lines.end(), [](const std::string& l) { return l.find("gemm_f32") != std::string::npos; })) << lines[0];
+
+  o.kv_type = "fp4";
+  auto refused = Engine::load(model.dir(), o, pool);
+  ASSERT_FALSE(refused.ok());
+  EXPECT_EQ(refused.error().code(), ErrorCode::kUsage);
+  EXPECT_NE(refused.error().message().find("f32, bf16 or int8"), std::string::npos);
+  o = {};
+  o.kv_pages = int64_t(1) << 45;
+  refused = Engine::load(model.dir(), o, pool);
+  ASSERT_FALSE(refused.ok());
+  EXPECT_EQ(refused.error().code(), ErrorCode::kEnvironment) << refused.error().message();
+  EXPECT_FALSE(Engine::load("/nonexistent", {}, pool).ok());
+}
+
+TEST(EngineDeathTest, PreconditionsOfAStep) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  const TestModel model(ModelShape{});
+  hw::ThreadPool pool(1);
+  LoadOptions o;
+  o.kv_pages = 2;
+  o.max_tokens_per_step = 80;
+  const auto engine = model.load(pool, o);
+  const std::vector<int32_t> ids(81, 1), bad = {50}, pages = {0, 1}, beyond = {2};
+  EXPECT_DEATH(engine->run({{{ids, 0, pages, 0}}}), "more than 80 tokens");
+  EXPECT_DEATH(engine->run({{{bad, 0, pages, 0}}}), "token 50");
+  EXPECT_DEATH(engine->run({{{std::span(ids).first(1), 0, beyond, 0}}}), "page 2 of 2");
+  EXPECT_DEATH(engine->run({{{std::span(ids).first(70), 0, std::span(pages).first(1), 0}}}), "1 pages for 70 tokens");
+}
+
+}  // namespace
+}  // namespace mi::exec
