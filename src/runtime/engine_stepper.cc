@@ -15,11 +15,13 @@ class EngineStepper : public Stepper {
   int64_t max_tokens_per_step() const override { return engine_.options().max_tokens_per_step; }
   std::span<const float> run(const exec::Batch& b) override { return engine_.run(b); }
   void for_each(int64_t n, const std::function<void(int64_t)>& fn) override {
-    if (n == 1) return fn(0);
+    // Waking the pool costs more than a few short rows.
+    if (n == 1 || n * vocab() < kWorthThreads) return Stepper::for_each(n, fn);
     pool_.run(n, [&fn](int64_t i, int) { fn(i); });
   }
 
  private:
+  static constexpr int64_t kWorthThreads = 32768;   // logits
   exec::Engine& engine_;
   hw::ThreadPool& pool_;
 };

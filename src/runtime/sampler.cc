@@ -1,9 +1,11 @@
 #include "runtime/sampler.h"
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <cfloat>
 #include <cmath>
+#include <cstring>
 #include <limits>
 
 #include "base/check.h"
@@ -15,36 +17,70 @@ namespace {
 
 constexpr float kForbidden = -std::numeric_limits<float>::infinity();
 
-// exp(x) for x <= 0, about 1 ulp. libm's differs between CPUs (with and without FMA); this is adds, multiplies and
-// shifts only, and vectorizes. x = k ln 2 + r, |r| <= ln 2 / 2; Taylor up to r^13 leaves 4e-18.
-inline double exp_neg(double x) {
-  const double tiny = -708.0;      // exp of less counts as 0; written as selects so that loops stay vectors
-  const bool zero = !(x > tiny);
-  x = zero ? tiny : x;
-  constexpr double kRound = 0x1.8p52;
-  double shifted = x * 0x1.71547652b82fep0 + kRound;
-  double k = shifted - kRound;
-  double r = x - k * 0x1.62e42feep-1 - k * 0x1.a39ef35793c76p-33;
-  double p = 1.0 / 6227020800.0;
-  for (double c : {1.0 / 479001600.0, 1.0 / 39916800.0, 1.0 / 3628800.0, 1.0 / 362880.0, 1.0 / 40320.0, 1.0 / 5040.0, 1.0 / 720.0,
-                   1.0 / 120.0, 1.0 / 24.0, 1.0 / 6.0, 0.5, 1.0, 1.0}) {
-    p = p * r + c;
+constexpr std::array<double, 14> kInverseFactorial = [] {
+  std::array<double, 14> f{1.0};
+  double n = 1;
+  for (int i = 1; i < 14; ++i) f[size_t(i)] = 1.0 / (n *= i);
+  return f;
+}();
+
+// Reductions go in kLanes lanes, lane = index mod kLanes, joined from left to right: an order that vectors can keep.
+constexpr size_t kLanes = 8;
+typedef double Doubles __attribute__((vector_size(16)));   // what every x86-64 has; wider ones are split badly
+typedef int64_t Ints __attribute__((vector_size(16)));
+
+// exp(x) for x <= 0, about 1 ulp. libm's differs between CPUs (with and without FMA); this is adds, multiplies
+// and shifts only. x = k ln 2 + r, |r| <= ln 2 / 2; Taylor up to r^13 leaves 4e-18. Below -708 (also -inf) it gives 0.
+inline Doubles exp_neg(Doubles x) {
+  constexpr double kTiny = -708.0, kRound = 0x1.8p52;
+  const Ints keep = x > kTiny;
+  x = keep ? x : Doubles{kTiny, kTiny};
+  const Doubles shifted = x * 0x1.71547652b82fep0 + kRound;
+  const Doubles k = shifted - kRound;
+  const Doubles r = x - k * 0x1.62e42feep-1 - k * 0x1.a39ef35793c76p-33;
+  Doubles p = {kInverseFactorial[13], kInverseFactorial[13]};
+#pragma GCC unroll 13
+  for (int i = 12; i >= 0; --i) p = p * r + kInverseFactorial[size_t(i)];
+  const Ints power = ((Ints)shifted - std::bit_cast<int64_t>(kRound) + 1023) << 52;
+  return (Doubles)((Ints)(p * (Doubles)power) & keep);
+}
+
+// out[i] = exp((row[i] - max) * scale), then zeros up to a whole group of lanes (there is room for it).
+void exp_row(std::span<const float> row, double max, double scale, double* out) {
+  size_t i = 0;
+  for (; i + 2 <= row.size(); i += 2) {
+    const Doubles e = exp_neg((Doubles{row[i], row[i + 1]} - max) * scale);
+    std::memcpy(out + i, &e, sizeof e);
   }
-  int64_t exponent = std::bit_cast<int64_t>(shifted) - std::bit_cast<int64_t>(kRound);
-  const double v = p * std::bit_cast<double>((exponent + 1023) << 52);
-  return zero ? 0.0 : v;
+  if (i < row.size()) out[i] = exp_neg(Doubles{(double(row[i]) - max) * scale, 0})[0], ++i;
+  for (; i % kLanes != 0; ++i) out[i] = 0;
 }
 
 struct Candidate {
+  double weight;
   float logit;
   int32_t token;
 };
 bool likelier(const Candidate& a, const Candidate& b) { return a.logit > b.logit || (a.logit == b.logit && a.token < b.token); }
 
+// Scratch of a sampling thread, kept between calls: a vocabulary is up to a few hundred thousand entries.
+struct Scratch {
+  std::vector<float> row;
+  std::vector<double> weights;
+  std::vector<Candidate> candidates;
+};
+thread_local Scratch scratch;
+
 float max_of(std::span<const float> row) {
-  float m = kForbidden;
-  for (float x : row) m = x > m ? x : m;
-  return m;
+  float lanes[kLanes];
+  std::fill(lanes, lanes + kLanes, kForbidden);
+  auto step = [&lanes](size_t lane, float x) { lanes[lane] = x > lanes[lane] ? x : lanes[lane]; };
+  size_t i = 0;
+  for (; i + kLanes <= row.size(); i += kLanes) {
+    for (size_t j = 0; j < kLanes; ++j) step(j, row[i + j]);
+  }
+  for (; i < row.size(); ++i) step(i % kLanes, row[i]);
+  return *std::max_element(lanes, lanes + kLanes);
 }
 
 int32_t argmax(std::span<const float> row) {
@@ -53,11 +89,18 @@ int32_t argmax(std::span<const float> row) {
 }
 
 double log_sum_exp(std::span<const float> row) {
-  double m = max_of(row);
+  const double m = max_of(row);
   if (std::isinf(m)) return 0.0;   // nothing is possible; every score is the lowest
-  double lanes[4] = {0, 0, 0, 0};
-  for (size_t i = 0; i < row.size(); ++i) lanes[i % 4] += exp_neg(double(row[i]) - m);
-  return m + std::log((lanes[0] + lanes[1]) + (lanes[2] + lanes[3]));
+  std::vector<double>& w = scratch.weights;
+  w.resize(row.size() + kLanes);
+  exp_row(row, m, 1.0, w.data());
+  double lanes[kLanes] = {};
+  for (size_t i = 0; i < row.size(); i += kLanes) {
+    for (size_t j = 0; j < kLanes; ++j) lanes[j] += w[i + j];   // past the end: zeros
+  }
+  double sum = 0;
+  for (double lane : lanes) sum += lane;
+  return m + std::log(sum);
 }
 
 float logprob(float logit, double lse) { return std::max(float(double(logit) - lse), kLowestLogprob); }
@@ -67,7 +110,7 @@ std::vector<Candidate> head_of(std::span<const float> row, size_t n) {
   std::vector<Candidate> head;
   head.reserve(n + 1);
   for (size_t i = 0; i < row.size() && n > 0; ++i) {
-    Candidate c{row[i], int32_t(i)};
+    Candidate c{0, row[i], int32_t(i)};
     if (head.size() == n && !likelier(c, head.back())) continue;
     head.insert(std::upper_bound(head.begin(), head.end(), c, likelier), c);
     if (head.size() > n) head.pop_back();
@@ -77,78 +120,75 @@ std::vector<Candidate> head_of(std::span<const float> row, size_t n) {
 
 double unit(uint64_t seed, uint64_t index) { return double(random_u64(seed, index) >> 11) * 0x1p-53; }
 
-// Walks the cumulative weights; rounding may leave u * total at the very end, which belongs to the last positive weight.
-size_t pick(std::span<const double> weights, double total, double u) {
-  double target = u * total, sum = 0;
+// Where u * total falls. Rounding may leave the target at the very end, which belongs to the last positive weight.
+template <typename Weight>
+size_t pick(size_t n, const Weight& weight, double total, double u) {
+  const double target = u * total;
+  double sum = 0;
   size_t last = 0;
-  for (size_t i = 0; i < weights.size(); ++i) {
-    if (weights[i] <= 0) continue;
+  for (size_t i = 0; i < n; ++i) {
+    if (weight(i) <= 0) continue;
     last = i;
-    sum += weights[i];
+    sum += weight(i);
     if (sum > target) break;
   }
   return last;
 }
 
-// Scratch of a sampling thread, kept between calls: a vocabulary is up to a few hundred thousand entries.
-struct Scratch {
-  std::vector<float> row;
-  std::vector<Candidate> candidates;
-  std::vector<double> weights;
-};
-thread_local Scratch scratch;
+// The shortest head of the order that weighs at least `enough`; returns its weight. Sorts in growing pieces, since the
+// head is nearly always a tiny part of the vocabulary.
+double keep_nucleus(std::vector<Candidate>* c, double enough) {
+  double kept = 0;
+  size_t sorted = 0, n = 0;
+  do {
+    if (n == sorted) {
+      const size_t next = std::min(c->size(), std::max<size_t>(64, 8 * sorted));
+      if (next < c->size()) std::nth_element(c->begin() + int64_t(sorted), c->begin() + int64_t(next) - 1, c->end(), likelier);
+      std::sort(c->begin() + int64_t(sorted), c->begin() + int64_t(next), likelier);
+      sorted = next;
+    }
+    kept += (*c)[n++].weight;
+  } while (kept < enough && n < c->size());
+  c->resize(n);
+  return kept;
+}
 
 // Precondition: temperature above kGreedyBelow, something is allowed.
 int32_t draw(std::span<const float> row, const SamplingParams& p, double u) {
-  const double m = max_of(row), inv_t = 1.0 / p.temperature;
-  auto weight = [m, inv_t](float logit) { return exp_neg((double(logit) - m) * inv_t); };
+  const double m = max_of(row);
   std::vector<double>& weights = scratch.weights;
+  weights.resize(row.size() + kLanes);
+  exp_row(row, m, 1.0 / p.temperature, weights.data());
 
   const bool k_limited = p.top_k > 0 && p.top_k < int64_t(row.size());
   if (!k_limited && p.min_p <= 0 && p.top_p >= 1) {
-    weights.resize(row.size());
     double total = 0;
-    for (size_t i = 0; i < row.size(); ++i) weights[i] = weight(row[i]);
-    for (double w : weights) total += w;
-    return int32_t(pick(weights, total, u));
+    for (size_t i = 0; i < row.size(); ++i) total += weights[i];
+    return int32_t(pick(row.size(), [&](size_t i) { return weights[i]; }, total, u));
   }
 
   std::vector<Candidate>& c = scratch.candidates;
   c.clear();
   for (size_t i = 0; i < row.size(); ++i) {
-    if (row[i] == kForbidden || (p.min_p > 0 && weight(row[i]) < p.min_p)) continue;
-    c.push_back({row[i], int32_t(i)});
+    if (row[i] != kForbidden && weights[i] >= p.min_p) c.push_back({weights[i], row[i], int32_t(i)});
   }
   if (k_limited && int64_t(c.size()) > p.top_k) {
     std::nth_element(c.begin(), c.begin() + p.top_k - 1, c.end(), likelier);
     c.resize(size_t(p.top_k));
+    std::sort(c.begin(), c.end(), likelier);   // nth_element leaves an order of its own, which the sum must not follow
   }
-  // The sum's order must not hang on nth_element's, so: by id. All that can't be in the nucleus (together they weigh
-  // less than 1 - top_p of the whole) leaves before the sort.
-  std::sort(c.begin(), c.end(), [](const Candidate& a, const Candidate& b) { return a.token < b.token; });
   double total = 0;
-  for (const Candidate& x : c) total += weight(x.logit);
-  if (p.top_p < 1) {
-    double floor = (1.0 - p.top_p) * total / double(c.size());
-    std::erase_if(c, [&](const Candidate& x) { return double(x.logit) != m && weight(x.logit) < floor; });
-  }
-  std::sort(c.begin(), c.end(), likelier);
-  weights.clear();
-  double kept = 0;
-  for (const Candidate& x : c) {
-    weights.push_back(weight(x.logit));
-    kept += weights.back();
-    if (p.top_p < 1 && kept >= p.top_p * total) break;
-  }
-  return c[pick(weights, kept, u)].token;
+  for (const Candidate& x : c) total += x.weight;
+  if (p.top_p < 1) total = keep_nucleus(&c, p.top_p * total);
+  return c[pick(c.size(), [&](size_t i) { return c[i].weight; }, total, u)].token;
 }
 
 }  // namespace
 
 bool usable_row(std::span<const float> logits) {
-  bool good = true;
-  for (float x : logits) good &= x <= FLT_MAX;   // false for NaN too
-  return good;
+  int bad = 0;
+  for (float x : logits) bad |= !(x <= FLT_MAX);   // NaN too
+  return bad == 0;
 }
 
 ScoredToken score_token(std::span<const float> logits, int32_t token, int n) {
