@@ -1,0 +1,267 @@
+#include "compiler/build.h"
+
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cmath>
+
+#include "artifact/layout.h"
+#include "artifact/reader.h"
+#include "compiler/testing.h"
+#include "ir/pipeline.h"
+#include "kernels/gemm/pack.h"
+
+namespace mi::compiler {
+namespace {
+
+namespace fs = std::filesystem;
+
+class Build : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    Progress::set_quiet(true);
+    dir_ = fs::path(::testing::TempDir()) / fmt::format("mi-build-{}", getpid());
+    fs::remove_all(dir_);
+    fs::create_directories(dir_);
+  }
+  void TearDown() override { fs::remove_all(dir_); }
+
+  BuildOptions options(const std::string& matrices, const std::function<void(const std::string&, std::vector<float>&)>& change = {}) {
+    return options_of_text(testing::tiny_mir(matrices), change);
+  }
+  BuildOptions options_of_text(const std::string& text, const std::function<void(const std::string&, std::vector<float>&)>& change = {}) {
+    BuildOptions o;
+    o.model = dir_ / "mir";
+    o.output = dir_ / "engine";
+    fs::remove_all(o.model);
+    const Status s = testing::write_tiny_mir(o.model, text, change);
+    MI_CHECK(s.ok(), "{}", s.error().message());
+    return o;
+  }
+  void failed(const Result<BuildReport>& r, ErrorCode code, const std::string& words) {
+    ASSERT_FALSE(r.ok());
+    EXPECT_EQ(r.error().code(), code);
+    EXPECT_NE(r.error().message().find(words), std::string::npos) << r.error().message();
+  }
+  std::vector<std::string> names_in_dir() {
+    std::vector<std::string> names;
+    for (const auto& e : fs::directory_iterator(dir_)) names.push_back(e.path().filename().string());
+    std::sort(names.begin(), names.end());
+    return names;
+  }
+
+  Path dir_;
+};
+
+const artifact::WeightTensor& tensor(const artifact::LoadedArtifact& a, const std::string& name) {
+  for (const auto& w : a.manifest.weights)
+    if (w.name == name) return w;
+  MI_CHECK(false, "no tensor {}", name);
+}
+
+TEST_F(Build, EveryLevelAndFormatOpens) {
+  for (const char* matrices : {"w8a8", "bf16", "f32", "f16"})
+    for (const int level : {0, 1, 2}) {
+      BuildOptions o = options(matrices);
+      o.opt_level = level;
+      o.force = true;
+      const auto r = build_engine(o);
+      ASSERT_TRUE(r.ok()) << matrices << " O" << level << ": " << r.error().message();
+      const auto a = artifact::open_artifact(o.output, true);
+      ASSERT_TRUE(a.ok()) << matrices << " O" << level << ": " << a.error().message();
+      EXPECT_EQ(a->manifest.model.precision, std::string(matrices) == "w8a8" ? "w8a8" : std::string(matrices) == "bf16" ? "bf16" : "fp32");
+      EXPECT_EQ(a->manifest.default_kv, a->manifest.model.precision == "fp32" ? "f32" : "bf16");
+      EXPECT_EQ(a->manifest.options.at("opt_level"), fmt::format("O{}", level));
+      for (const char* file : {"graph.mir", "report.html", "tokenizer/tokenizer.json"}) EXPECT_TRUE(fs::exists(o.output / file)) << file;
+      EXPECT_EQ(a->manifest.passes.size(), ir::passes().size());
+      EXPECT_LE(r->peak_activation_bytes, a->manifest.memory.activation_bytes_per_token);
+      EXPECT_LT(a->manifest.memory.activation_bytes_per_token, r->unshared_activation_bytes);
+    }
+}
+
+TEST_F(Build, FusionShrinksTheProgram) {
+  BuildOptions o = options("w8a8");
+  o.force = true;
+  o.opt_level = 0;
+  const auto plain = build_engine(o);
+  o.opt_level = 2;
+  const auto fused = build_engine(o);
+  o.disabled_passes = {std::string(ir::passes()[0].name)};
+  const auto partly = build_engine(o);
+  ASSERT_TRUE(plain.ok() && fused.ok() && partly.ok());
+  EXPECT_LT(fused->manifest.program.size(), partly->manifest.program.size());
+  EXPECT_LT(partly->manifest.program.size(), plain->manifest.program.size());
+  EXPECT_TRUE(partly->manifest.passes[0].skipped);
+  o.disabled_passes = {"fuse_everything"};
+  failed(build_engine(o), ErrorCode::kUsage, "fuse_everything");
+}
+
+TEST_F(Build, Int8NumbersAreWhereTheLayoutSaysTheyAre) {
+  const BuildOptions o = options("w8a8");
+  ASSERT_TRUE(build_engine(o).ok());
+  const auto a = artifact::open_artifact(o.output, true);
+  ASSERT_TRUE(a.ok());
+  // q, k and v of a layer, stacked.
+  const std::vector<std::pair<std::string, int64_t>> parts = {{"layers.1.attn.q.weight", 32}, {"layers.1.attn.k.weight", 16}, {"layers.1.attn.v.weight", 16}};
+  const auto& t = tensor(*a, parts[0].first + "+" + parts[1].first + "+" + parts[2].first);
+  const auto* w = reinterpret_cast<const int8_t*>(view_weight(*a, t));
+  int64_t row = 0;
+  for (const auto& [name, n] : parts)
+    for (int64_t i = 0; i < n; ++i, ++row) {
+      int32_t sum = 0;
+      for (int64_t k = 0; k < t.k_pad; ++k) {
+        const int8_t want = k < 24 ? testing::tiny_int8(name, i * 24 + k) : int8_t(0);
+        ASSERT_EQ(w[kernels::packed_index(row, k, t.k_pad, 4)], want) << name << " " << i << " " << k;
+        sum += want;
+      }
+      EXPECT_EQ(view_colsums(*a, t)[row], 128 * sum);
+      EXPECT_EQ(view_scales(*a, t)[row], testing::tiny_value(name + "_scale", i));
+    }
+  // Experts behind each other; rows 20..31 are padding.
+  const auto& g = tensor(*a, "layers.2.moe.experts.gate.weight");
+  EXPECT_EQ(g.n_pad, 32);
+  for (int64_t e = 0; e < 6; ++e)
+    for (int64_t n = 0; n < 32; ++n) {
+      const auto* we = reinterpret_cast<const int8_t*>(view_weight(*a, g) + e * g.expert_stride);
+      for (int64_t k = 0; k < 24; ++k) ASSERT_EQ(we[kernels::packed_index(n, k, 64, 4)], n < 20 ? testing::tiny_int8(g.name, (e * 20 + n) * 24 + k) : 0);
+      EXPECT_EQ(view_scales(*a, g)[e * 32 + n], n < 20 ? testing::tiny_value(g.name + "_scale", e * 20 + n) : 0.0f);
+    }
+}
+
+TEST_F(Build, FloatNumbersByPrecision) {
+  BuildOptions o = options("f32");
+  o.force = true;
+  o.opt_level = 0;
+  for (const char* precision : {"", "fp32", "bf16"}) {
+    o.precision = precision;
+    ASSERT_TRUE(build_engine(o).ok());
+    const auto a = artifact::open_artifact(o.output, true);
+    ASSERT_TRUE(a.ok());
+    const bool half = o.precision == "bf16";
+    const std::string name = "layers.0.attn.o.weight", norm = "layers.0.attn.norm.weight", router = "layers.1.moe.router.weight";
+    const auto &t = tensor(*a, name), &v = tensor(*a, norm), &r = tensor(*a, router);
+    for (int64_t n = 0; n < t.n; ++n)
+      for (int64_t k = 0; k < t.k; ++k) {
+        const float source = testing::tiny_value(name, n * t.k + k);
+        const float got = half ? to_f32(BF16{reinterpret_cast<const uint16_t*>(view_weight(*a, t))[kernels::packed_index(n, k, t.k_pad, 2)]})
+                               : reinterpret_cast<const float*>(view_weight(*a, t))[kernels::packed_index(n, k, t.k_pad, 1)];
+        ASSERT_EQ(got, half ? to_f32(to_bf16(source)) : source);
+      }
+    for (int64_t i = 0; i < v.n_pad; ++i) EXPECT_EQ(reinterpret_cast<const float*>(view_weight(*a, v))[i], i < v.n ? testing::tiny_value(norm, i) : 0.0f);
+    EXPECT_EQ(r.packing, artifact::Packing::kPackedF32);
+    for (int64_t k = 0; k < r.k; ++k) EXPECT_EQ(reinterpret_cast<const float*>(view_weight(*a, r))[kernels::packed_index(3, k, r.k_pad, 1)], testing::tiny_value(router, 3 * 24 + k));
+  }
+}
+
+TEST_F(Build, SameInputSameBytes) {
+  BuildOptions o = options("w8a8");
+  ASSERT_TRUE(build_engine(o).ok());
+  const auto first = read_file(o.output / "weights.bin");
+  o.output = dir_ / "again";
+  ASSERT_TRUE(build_engine(o).ok());
+  EXPECT_EQ(*first, *read_file(o.output / "weights.bin"));
+}
+
+TEST_F(Build, OptionsThatMakeNoSense) {
+  BuildOptions o = options("bf16");
+  const BuildOptions good = o;
+  o.target = "tpu";
+  failed(build_engine(o), ErrorCode::kUsage, "it builds for: cpu");
+  o = good;
+  o.opt_level = 3;
+  failed(build_engine(o), ErrorCode::kUsage, "O0, O1 or O2");
+  o = good;
+  o.precision = "int4";
+  failed(build_engine(o), ErrorCode::kUsage, "--precision int4");
+  o = good;
+  o.output = o.model;
+  o.force = true;
+  failed(build_engine(o), ErrorCode::kUsage, "the model itself");
+  o.output = dir_;
+  failed(build_engine(o), ErrorCode::kUsage, "around it");
+  o = good;
+  o.model = dir_ / "missing";
+  failed(build_engine(o), ErrorCode::kBadInput, "missing");
+  EXPECT_EQ(names_in_dir(), (std::vector<std::string>{"mir"}));
+}
+
+TEST_F(Build, AnExistingEngineStaysUnlessForced) {
+  BuildOptions o = options("bf16");
+  ASSERT_TRUE(build_engine(o).ok());
+  const auto before = *read_file(o.output / "engine.json");
+  ASSERT_FALSE(build_engine(o).ok());
+  EXPECT_EQ(*read_file(o.output / "engine.json"), before);
+  o.force = true;
+  o.precision = "fp32";
+  ASSERT_TRUE(build_engine(o).ok());
+  EXPECT_NE(*read_file(o.output / "engine.json"), before);
+}
+
+TEST_F(Build, BadNumbersAreNamedAndLeaveNothing) {
+  for (const char* name : {"layers.1.attn.o.weight_scale", "layers.2.moe.norm.weight", "lm_head.weight"}) {
+    const BuildOptions o = options("w8a8", [&](const std::string& n, std::vector<float>& v) {
+      if (n == name) v[5] = NAN;
+    });
+    failed(build_engine(o), ErrorCode::kBadInput, std::string(name).substr(0, std::string(name).find("_scale")));
+    EXPECT_EQ(names_in_dir(), (std::vector<std::string>{"mir"}));
+  }
+  const BuildOptions o = options("w8a8", [&](const std::string& n, std::vector<float>& v) {
+    if (n == "layers.0.attn.q.weight_scale") v[0] = -1;
+  });
+  failed(build_engine(o), ErrorCode::kBadInput, "negative scale");
+}
+
+TEST_F(Build, StrictNamesEachFallback) {
+  std::string text = testing::tiny_mir("w8a8");
+  for (const auto& [from, to] : {std::pair<std::string, std::string>{"attn.o.weight : w8a8", "attn.o.weight : bf16"}, {"linear oq, weight=attn.o", "linear o, weight=attn.o"}, {"  oq = quantize o : q8[T, 32]\n", ""}})
+    text.replace(text.find(from), from.size(), to);
+  BuildOptions o = options_of_text(text);
+  o.strict = true;
+  failed(build_engine(o), ErrorCode::kCheckFailed, "layers 0: attn.o.weight");
+  EXPECT_EQ(names_in_dir(), (std::vector<std::string>{"mir"}));
+  o.strict = false;
+  const auto r = build_engine(o);
+  ASSERT_TRUE(r.ok()) << r.error().message();
+  EXPECT_EQ(r->manifest.fallbacks.size(), size_t(1));
+  EXPECT_NE(report_text(*r).find("attn.o.weight"), std::string::npos);
+  EXPECT_NE(report_html(*r).find("attn.o.weight"), std::string::npos);
+  EXPECT_EQ(report_json(*r)["fallbacks"].size(), size_t(1));
+}
+
+TEST_F(Build, KilledAtAnyMomentLeavesNoEngine) {
+  const BuildOptions o = options("w8a8");
+  int killed = 0;
+  for (int delay_us = 0; delay_us < 6000; delay_us += 300) {
+    const pid_t child = fork();
+    if (child == 0) {
+      (void)build_engine(o).ok();
+      _exit(0);
+    }
+    usleep(useconds_t(delay_us));
+    kill(child, SIGKILL);
+    int status = 0;
+    waitpid(child, &status, 0);
+    killed += WIFSIGNALED(status);
+    if (fs::exists(o.output)) {      // the child was done before the signal
+      EXPECT_TRUE(artifact::open_artifact(o.output, true).ok());
+      fs::remove_all(o.output);
+    }
+  }
+  EXPECT_GT(killed, 0);
+  ASSERT_TRUE(build_engine(o).ok());      // and the next run clears what they left
+  EXPECT_EQ(names_in_dir(), (std::vector<std::string>{"engine", "mir"}));
+}
+
+TEST_F(Build, ReportCountsParameters) {
+  const auto r = build_engine(options("bf16"));
+  ASSERT_TRUE(r.ok());
+  const int64_t attention = 24 + (32 + 16 + 16) * 24 + 24 * 32, dense = 24 + 80 * 24 + 24 * 40, router = 24 + 6 * 24, expert = 3 * 20 * 24, ends = 50 * 24 + 24 + 50 * 24;
+  EXPECT_EQ(r->manifest.model.total_params, 3 * attention + dense + 2 * (router + 6 * expert) + ends);
+  EXPECT_EQ(r->manifest.model.active_params, 3 * attention + dense + 2 * (router + 2 * expert) + ends);
+  const std::string text = report_text(*r);
+  EXPECT_NE(text.find("2 x 3 layers x 2 KV heads x 8 x 128 tokens x 32 sequences x 2 bytes = 786.43 kB"), std::string::npos) << text;
+}
+
+}  // namespace
+}  // namespace mi::compiler
