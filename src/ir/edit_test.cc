@@ -1,0 +1,203 @@
+#include "ir/edit.h"
+
+#include <gmock/gmock.h>
+
+#include "ir/pipeline.h"
+#include "ir/stats.h"
+#include "ir/testing.h"
+
+namespace mi::ir {
+namespace {
+
+using ::testing::HasSubstr;
+using testing::graph_text;
+using testing::legal_graph;
+using testing::model_text;
+
+bool linear_mark(const WeightDecl& d) {
+  return d.shape.size() >= 2 && (d.mark == Mark::kAttention || d.mark == Mark::kExpert || d.mark == Mark::kSharedExpert || d.mark == Mark::kDense);
+}
+
+TEST(ToW8A8, SharesOneQuantizePerValue) {
+  Graph g = legal_graph(model_text(R"(block a layers = 0 {
+    input x : f32[T, 8]
+    weight r : f32 [4, 8] router
+    weight gate : bf16 [4, 6, 8] expert
+    weight up : bf16 [4, 6, 8] expert
+    weight down : bf16 [4, 8, 6] expert
+    weight s : bf16 [8, 8] shared_expert
+    l = linear x, weight=r : f32[T, 4]
+    rt = route l {experts=4 k=2} : route[T, 2]
+    g = expert_linear x, rt, weight=gate : f32[P, 6]
+    u = expert_linear x, rt, weight=up : f32[P, 6]
+    h = activation g, u : f32[P, 6]
+    d = expert_linear h, rt, weight=down : f32[P, 8]
+    m = expert_combine d, rt : f32[T, 8]
+    y = linear x, m, weight=s : f32[T, 8]
+    output y })"));
+  const Graph expected = legal_graph(model_text(R"(block a layers = 0 {
+    input x : f32[T, 8]
+    weight r : f32 [4, 8] router
+    weight gate : w8a8 [4, 6, 8] expert
+    weight up : w8a8 [4, 6, 8] expert
+    weight down : w8a8 [4, 8, 6] expert
+    weight s : w8a8 [8, 8] shared_expert
+    l = linear x, weight=r : f32[T, 4]
+    rt = route l {experts=4 k=2} : route[T, 2]
+    x_q = quantize x : q8[T, 8]
+    g = expert_linear x_q, rt, weight=gate : f32[P, 6]
+    u = expert_linear x_q, rt, weight=up : f32[P, 6]
+    h = activation g, u : f32[P, 6]
+    h_q = quantize h : q8[P, 6]
+    d = expert_linear h_q, rt, weight=down : f32[P, 8]
+    m = expert_combine d, rt : f32[T, 8]
+    y = linear x_q, m, weight=s : f32[T, 8]
+    output y })"));
+  const auto s = to_w8a8(g, [](int32_t, const WeightDecl& d) { return linear_mark(d); });
+  ASSERT_TRUE(s.ok()) << s.error().message();
+  EXPECT_EQ(print(g), print(expected));
+  // Doing it again changes nothing: the quantize nodes that are there are used.
+  ASSERT_TRUE(to_w8a8(g, [](int32_t, const WeightDecl& d) { return linear_mark(d); }).ok());
+  EXPECT_TRUE(g == expected) << print(g);
+}
+
+TEST(ToW8A8, SplitsBlocksWhereLayersDiffer) {
+  Graph g = legal_graph(graph_text("m3_small.mir"));
+  const auto s = to_w8a8(g, [](int32_t layer, const WeightDecl& d) { return linear_mark(d) && !(layer == 2 && d.name == "moe.experts.down.weight"); });
+  ASSERT_TRUE(s.ok()) << s.error().message();
+  ASSERT_EQ(g.blocks.size(), 4u);
+  EXPECT_EQ(g.blocks[1].name, "moe");
+  EXPECT_EQ(g.blocks[2].name, "moe.2");
+  EXPECT_EQ(g.blocks[2].layers, std::vector<int32_t>{2});
+  auto down = [](const Block& b) { return std::find_if(b.weights.begin(), b.weights.end(), [](const WeightDecl& d) { return d.name == "moe.experts.down.weight"; })->format; };
+  EXPECT_EQ(down(g.blocks[1]), WeightFormat::kW8A8);
+  EXPECT_EQ(down(g.blocks[2]), WeightFormat::kFloat);
+}
+
+TEST(ToW8A8, RefusesWhatCannotBeInt8) {
+  Graph g = legal_graph(graph_text("m3_small.mir"));
+  auto s = to_w8a8(g, [](int32_t, const WeightDecl& d) { return d.mark == Mark::kEmbedding; });
+  ASSERT_FALSE(s.ok());
+  EXPECT_THAT(s.error().message(), HasSubstr("weight embed.weight has to be float, it is w8a8"));
+  g = legal_graph(graph_text("m3_small.mir"));
+  s = to_w8a8(g, [](int32_t layer, const WeightDecl& d) { return layer == 0 && d.mark == Mark::kNorm; });
+  ASSERT_FALSE(s.ok());
+  EXPECT_THAT(s.error().message(), HasSubstr("w8a8 is for matrices"));
+}
+
+TEST(ToW8A8, TakesTheHeadWhenAsked) {
+  Graph g = legal_graph(graph_text("m3_small.mir"));
+  ASSERT_TRUE(to_w8a8(g, [](int32_t layer, const WeightDecl& d) { return layer < 0 && d.mark == Mark::kHead; }).ok());
+  EXPECT_THAT(print(g), HasSubstr("y_q    = quantize y : q8[L, 8]\n  logits = linear y_q, weight=head.weight : f32[L, 32]"));
+}
+
+TEST(Blocks, SplitAndMergeAreInverse) {
+  const std::string body = "{ input x : f32[T, 8] y = scale x {factor=2} : f32[T, 8] output y }";
+  const Graph g = legal_graph(model_text("block moe layers = 0, 2..5 " + body + " block moe.2 layers = 1 { input x : f32[T, 8] y = scale x : f32[T, 8] output y }", 6));
+  Graph s = g;
+  split_layers(s, [](const Block& b, int32_t layer) { return b.name == "moe" ? std::to_string(layer % 3) : "same"; });
+  ASSERT_TRUE(verify(s).ok());
+  ASSERT_EQ(s.blocks.size(), 4u);
+  EXPECT_EQ(s.blocks[0].name, "moe");
+  EXPECT_EQ(s.blocks[0].layers, (std::vector<int32_t>{0, 3}));
+  EXPECT_EQ(s.blocks[1].name, "moe.3");
+  EXPECT_EQ(s.blocks[1].layers, (std::vector<int32_t>{2, 5}));
+  EXPECT_EQ(s.blocks[2].name, "moe.4");
+  EXPECT_EQ(s.blocks[2].layers, (std::vector<int32_t>{4}));
+  EXPECT_TRUE(s.blocks[3] == g.blocks[1]);
+  merge_equal_blocks(s);
+  EXPECT_TRUE(s == g) << print(s);
+}
+
+TEST(Blocks, InsertRemoveReplace) {
+  Graph g = legal_graph(model_text("block a layers = 0 { input x : f32[T, 8] y = scale x : f32[T, 8] z = add y, y : f32[T, 8] output z }"));
+  Block& b = g.blocks[0];
+  const ValueId c = new_value(b, "y", {Rows::kToken, 8, Elem::kF32});
+  insert_node(b, 1, Node{Op::kClamp, {1}, {c}, {}, ClampParams{-1, 1}});
+  b.nodes[2].in = {c, 1};
+  replace_uses(b, 1, 0);
+  remove_node(b.nodes[0]);
+  tidy(b);
+  const Graph expected = legal_graph(model_text("block a layers = 0 { input x : f32[T, 8] y_2 = clamp x {lo=-1 hi=1} : f32[T, 8] z = add y_2, x : f32[T, 8] output z }"));
+  EXPECT_TRUE(g == expected) << print(g);
+}
+
+TEST(Stats, CountsTheSmallModel) {
+  Graph g = legal_graph(graph_text("m3_small.mir"));
+  const GraphStats s = stats_of(g);
+  const int64_t attn = 16 * 8 + 2 * 4 * 8 + 8 * 16 + 8;      // q, k, v, o and the norm before
+  const int64_t dense = attn + 2 * 4 + 8 + 3 * 12 * 8;
+  const int64_t moe_fixed = attn + 8 + 4 * 8 + 4 + 3 * 6 * 8, experts = 4 * 3 * 6 * 8;
+  const int64_t sparse = attn + 2 * 4 * 8;
+  EXPECT_EQ(s.total_params, 32 * 8 + dense + 2 * (moe_fixed + experts) + sparse + 8 + 32 * 8);
+  EXPECT_EQ(s.active_params, dense + 2 * (moe_fixed + experts / 2) + sparse + 8 + 32 * 8);
+  ASSERT_EQ(s.caches.size(), 4u);
+  EXPECT_EQ(s.caches[3].elements(), 8 + 4);
+  EXPECT_EQ(s.kv_bytes_per_token(2), 2 * (4 * 8 + 4));
+  EXPECT_EQ(s.nodes, 1 + 18 + 2 * 24 + 12 + 3);
+
+  // A tied head is stored once and active; int8 halves the bytes and adds scales.
+  g.epilogue.weights[1] = g.prologue.weights[0];
+  ASSERT_TRUE(to_w8a8(g, [](int32_t, const WeightDecl& d) { return d.mark == Mark::kExpert; }).ok());
+  const GraphStats t = stats_of(g);
+  EXPECT_EQ(t.total_params, s.total_params - 32 * 8);
+  EXPECT_EQ(t.active_params, s.active_params);
+  const auto group = std::find_if(t.groups.begin(), t.groups.end(), [](const WeightGroup& w) { return w.mark == Mark::kExpert; });
+  ASSERT_NE(group, t.groups.end());
+  EXPECT_EQ(group->format, "w8a8");
+  EXPECT_EQ(group->params, 2 * experts);
+  EXPECT_EQ(group->bytes, 2 * (experts + 4 * 4 * (6 + 6 + 8)));
+}
+
+// ---- the pipeline
+
+TEST(Pipeline, FusesTheSmallModelInInt8) {
+  Graph g = legal_graph(graph_text("m3_small.mir"));
+  ASSERT_TRUE(to_w8a8(g, [](int32_t, const WeightDecl& d) { return linear_mark(d); }).ok());
+  const auto runs = run_pipeline(g, {});
+  ASSERT_TRUE(runs.ok()) << runs.error().message();
+  EXPECT_EQ(print(g), print(legal_graph(graph_text("m3_small_w8a8_fused.mir"))));
+  ASSERT_EQ(runs->size(), passes().size());
+  for (const PassRun& r : *runs) {
+    EXPECT_EQ(r.changed, r.name != "dead_code") << r.name;
+    EXPECT_FALSE(r.skipped);
+  }
+  EXPECT_LT(runs->back().nodes_after, runs->front().nodes_before);
+}
+
+TEST(Pipeline, LevelAndNamesSwitchPassesOff) {
+  const Graph plain = legal_graph(graph_text("m3_small.mir"));
+  Graph g = plain;
+  PipelineOptions o;
+  o.opt_level = 0;
+  auto runs = run_pipeline(g, o);
+  ASSERT_TRUE(runs.ok());
+  EXPECT_TRUE(g == plain);
+  for (const PassRun& r : *runs) EXPECT_TRUE(r.skipped && !r.changed);
+
+  o.opt_level = 1;
+  o.disabled = {"group_experts", "fuse_qkv"};
+  std::vector<std::string> seen;
+  o.after_each = [&](const PassRun& r, const Graph&) { seen.push_back(r.name + (r.skipped ? " off" : "")); };
+  ASSERT_TRUE(run_pipeline(g, o).ok());
+  EXPECT_THAT(seen, ::testing::ElementsAre("fuse_qkv off", "fuse_gate_up", "fuse_norm_quantize", "fuse_residual", "group_experts off", "dead_code"));
+  EXPECT_THAT(print(g), ::testing::Not(HasSubstr("grouped_experts")));
+  EXPECT_THAT(print(g), HasSubstr("gate_up"));
+
+  o.disabled = {"fuse_qvk"};
+  runs = run_pipeline(g, o);
+  ASSERT_FALSE(runs.ok());
+  EXPECT_EQ(runs.error().code(), ErrorCode::kUsage);
+  EXPECT_THAT(runs.error().message(), HasSubstr("there is no pass 'fuse_qvk' (did you mean 'fuse_qkv'?)"));
+}
+
+TEST(Pipeline, RefusesAnIllegalGraph) {
+  Graph g = legal_graph(graph_text("m3_small.mir"));
+  g.blocks[0].nodes.pop_back();
+  const auto runs = run_pipeline(g, {});
+  ASSERT_FALSE(runs.ok());
+  EXPECT_THAT(runs.error().message(), HasSubstr("illegal before the first pass"));
+}
+
+}  // namespace
+}  // namespace mi::ir
