@@ -50,8 +50,8 @@ impl Matcher {
         found.sort_by_key(|m| (m.begin, std::cmp::Reverse(m.end)));
 
         let mut parts = vec![];
-        let mut done = 0;      // everything before is in `parts`
-        let mut taken = 0;     // end of the last match, with or without the blanks it strips
+        let mut done = 0; // everything before is in `parts`
+        let mut taken = 0; // end of the last match, with or without the blanks it strips
         for m in found {
             if m.begin < taken {
                 continue;
@@ -87,7 +87,8 @@ pub fn touches((begin, end): (usize, usize), ranges: &[Range]) -> bool {
 
 /// Sorted, disjoint, inside [0, len), without empty ones.
 pub fn tidy(ranges: &[Range], len: usize) -> Vec<Range> {
-    let mut ranges: Vec<Range> = ranges.iter().map(|r| Range { begin: r.begin, end: r.end.min(len) }).filter(|r| r.begin < r.end).collect();
+    let mut ranges: Vec<Range> =
+        ranges.iter().map(|r| Range { begin: r.begin, end: r.end.min(len) }).filter(|r| r.begin < r.end).collect();
     ranges.sort_by_key(|r| r.begin);
     let mut tidy: Vec<Range> = vec![];
     for range in ranges {

@@ -226,7 +226,7 @@ impl Joiner {
                     let (good, bad) = rest.split_at(error.valid_up_to());
                     self.emit(std::str::from_utf8(good).unwrap_or_default());
                     rest = bad;
-                    let Some(len) = error.error_len() else { break };   // unfinished: wait
+                    let Some(len) = error.error_len() else { break }; // unfinished: wait
                     for _ in 0..if self.per_byte { len } else { 1 } {
                         self.emit(REPLACEMENT);
                     }

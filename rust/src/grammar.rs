@@ -38,12 +38,14 @@ impl Factory {
             .collect();
         let trie = TokTrie::from(&TokRxInfo::new(vocab as u32, first_end), &words).with_eos_tokens(ends);
         let env: TokEnv = Arc::new(ApproximateTokEnv::new(trie));
-        let capabilities = InferenceCapabilities { ff_tokens: false, conditional_ff_tokens: false, backtrack: false, fork: false };
-        let mut parsers = ParserFactory::new(&env, capabilities, &SlicedBiasComputer::general_slices()).map_err(|e| e.to_string())?;
+        let capabilities =
+            InferenceCapabilities { ff_tokens: false, conditional_ff_tokens: false, backtrack: false, fork: false };
+        let mut parsers =
+            ParserFactory::new(&env, capabilities, &SlicedBiasComputer::general_slices()).map_err(|e| e.to_string())?;
         parsers.quiet();
         let limits = parsers.limits_mut();
         limits.verbose_errors = false;
-        limits.max_lexer_states = 50_000;      // about 100 MB
+        limits.max_lexer_states = 50_000; // about 100 MB
         Ok(Factory { parsers, ends: ends.to_vec() })
     }
 
@@ -53,7 +55,8 @@ impl Factory {
         }
         let grammar = match kind {
             "json_schema" => {
-                let mut schema: Json = serde_json::from_str(grammar).map_err(|e| format!("the JSON schema is not valid JSON: {e}"))?;
+                let mut schema: Json =
+                    serde_json::from_str(grammar).map_err(|e| format!("the JSON schema is not valid JSON: {e}"))?;
                 match &mut schema {
                     Json::Object(members) if !members.contains_key("x-guidance") => {
                         members.insert("x-guidance".into(), json!({ "whitespace_pattern": JSON_BLANKS }));
@@ -105,9 +108,15 @@ impl Matcher {
     fn accept(&mut self, token: TokenId) -> Result<(), Failure> {
         if self.inner.is_stopped() && !self.inner.is_error() {
             let is_end = self.ends.contains(&token);
-            return if is_end { Ok(()) } else { Err(format!("token {token} comes after the end of the text that the grammar describes")) };
+            return if is_end {
+                Ok(())
+            } else {
+                Err(format!("token {token} comes after the end of the text that the grammar describes"))
+            };
         }
-        self.inner.consume_token(token).map_err(|e| format!("the grammar does not allow token {token} here: {}", brief(&e.to_string())))
+        self.inner
+            .consume_token(token)
+            .map_err(|e| format!("the grammar does not allow token {token} here: {}", brief(&e.to_string())))
     }
 }
 
@@ -120,7 +129,12 @@ fn brief(error: &str) -> &str {
 
 #[no_mangle]
 pub unsafe extern "C" fn mi_text_grammars_new(
-    tokenizer: *const Tokenizer, ends: *const u32, num_ends: usize, vocab: usize, factory: *mut *mut Factory, out: *mut Buf,
+    tokenizer: *const Tokenizer,
+    ends: *const u32,
+    num_ends: usize,
+    vocab: usize,
+    factory: *mut *mut Factory,
+    out: *mut Buf,
 ) -> i32 {
     answer(out, || {
         *factory = Box::into_raw(Box::new(Factory::new(&*tokenizer, slice(ends, num_ends), vocab)?));
@@ -137,7 +151,13 @@ pub unsafe extern "C" fn mi_text_grammars_free(factory: *mut Factory) {
 
 #[no_mangle]
 pub unsafe extern "C" fn mi_text_matcher_new(
-    factory: *const Factory, kind: *const u8, kind_size: usize, grammar: *const u8, size: usize, matcher: *mut *mut Matcher, out: *mut Buf,
+    factory: *const Factory,
+    kind: *const u8,
+    kind_size: usize,
+    grammar: *const u8,
+    size: usize,
+    matcher: *mut *mut Matcher,
+    out: *mut Buf,
 ) -> i32 {
     answer(out, || {
         let made = (*factory).matcher(text(kind, kind_size, "the kind")?, text(grammar, size, "the grammar")?)?;

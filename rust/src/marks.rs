@@ -35,11 +35,19 @@ pub fn with_marks<T>(f: impl FnOnce() -> T) -> T {
 
 pub fn wrap(text: &str) -> String {
     let own: String = text.chars().filter(|c| !MARKS.contains(c)).collect();
-    if own.is_empty() { own } else { format!("{OPEN}{own}{CLOSE}") }
+    if own.is_empty() {
+        own
+    } else {
+        format!("{OPEN}{own}{CLOSE}")
+    }
 }
 
 pub fn without_marks(text: &str) -> String {
-    if marking() { text.chars().filter(|c| !MARKS.contains(c)).collect() } else { text.to_string() }
+    if marking() {
+        text.chars().filter(|c| !MARKS.contains(c)).collect()
+    } else {
+        text.to_string()
+    }
 }
 
 /// A string of the marked rendering, taken apart: the text, and which of its bytes are the user's.
@@ -178,7 +186,11 @@ impl Source {
     /// The source of what lies under `key`.
     pub fn below(self, key: &str, value: &Json) -> Source {
         let free = FREE.contains(&key) && (value.is_string() || key == "arguments");
-        if free || self == Source::User { Source::User } else { Source::Protocol }
+        if free || self == Source::User {
+            Source::User
+        } else {
+            Source::Protocol
+        }
     }
 
     pub fn marks(self, text: &str) -> bool {

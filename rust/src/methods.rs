@@ -22,7 +22,10 @@ pub fn install(env: &mut Environment) {
     });
     env.add_function("strftime_now", |format: String| strftime_now(&without_marks(&format)));
     env.add_filter("tojson", tojson);
-    env.add_filter("string", |value: &Value| if value.kind() == ValueKind::String { value.clone() } else { Value::from(str_of(value)) });
+    env.add_filter(
+        "string",
+        |value: &Value| if value.kind() == ValueKind::String { value.clone() } else { Value::from(str_of(value)) },
+    );
     for name in ["upper", "lower", "capitalize", "replace"] {
         env.add_filter(name, move |state: &mut State, value: &Value, args: Rest<Value>| on_text(state, value, name, &args));
     }
@@ -49,7 +52,8 @@ pub fn install(env: &mut Environment) {
         });
     }
     // As Python counts them: strings are both, none is neither, an undefined value can be iterated.
-    let has_items = |value: &Value| matches!(value.kind(), ValueKind::Seq | ValueKind::Map | ValueKind::String | ValueKind::Iterable);
+    let has_items =
+        |value: &Value| matches!(value.kind(), ValueKind::Seq | ValueKind::Map | ValueKind::String | ValueKind::Iterable);
     env.add_test("sequence", has_items);
     env.add_test("iterable", move |value: &Value| value.is_undefined() || has_items(value));
 }
@@ -99,7 +103,11 @@ fn on_text(state: &mut State, value: &Value, method: &str, args: &[Value]) -> Re
 }
 
 fn call_method(state: &mut State, value: &Value, method: &str, args: &[Value]) -> Result<Value, Error> {
-    if value.kind() == ValueKind::String { string_method(state, value, method, args) } else { unknown_method_callback(state, value, method, args) }
+    if value.kind() == ValueKind::String {
+        string_method(state, value, method, args)
+    } else {
+        unknown_method_callback(state, value, method, args)
+    }
 }
 
 fn string_method(state: &mut State, value: &Value, method: &str, args: &[Value]) -> Result<Value, Error> {
@@ -178,7 +186,11 @@ fn string_method(state: &mut State, value: &Value, method: &str, args: &[Value])
         "casefold" => Ok(Value::from(text.like(plain_text.to_lowercase()))),
         "index" | "rindex" => {
             let found = unknown_method_callback(state, &Value::from(plain_text), &method.replace("index", "find"), &plain_args)?;
-            if found == Value::from(-1) { Err(Error::new(ErrorKind::InvalidOperation, "substring not found")) } else { Ok(found) }
+            if found == Value::from(-1) {
+                Err(Error::new(ErrorKind::InvalidOperation, "substring not found"))
+            } else {
+                Ok(found)
+            }
         }
         // These put strings together: the marks travel inside them.
         "join" | "format" => unknown_method_callback(state, value, method, args),
@@ -191,7 +203,11 @@ fn python_title(text: &str) -> String {
     let mut inside = false;
     let mut out = String::with_capacity(text.len());
     for c in text.chars() {
-        if inside { out.extend(c.to_lowercase()) } else { out.extend(c.to_uppercase()) }
+        if inside {
+            out.extend(c.to_lowercase())
+        } else {
+            out.extend(c.to_uppercase())
+        }
         inside = c.is_alphabetic();
     }
     out
@@ -200,8 +216,11 @@ fn python_title(text: &str) -> String {
 type Parts = Vec<(usize, usize)>;
 
 fn split_at(text: &str, separator: &str, most: usize, from_right: bool) -> Parts {
-    let mut places: Vec<usize> =
-        if from_right { text.rmatch_indices(separator).take(most).map(|m| m.0).collect() } else { text.match_indices(separator).take(most).map(|m| m.0).collect() };
+    let mut places: Vec<usize> = if from_right {
+        text.rmatch_indices(separator).take(most).map(|m| m.0).collect()
+    } else {
+        text.match_indices(separator).take(most).map(|m| m.0).collect()
+    };
     places.sort_unstable();
     let mut parts = vec![];
     let mut done = 0;
@@ -213,28 +232,33 @@ fn split_at(text: &str, separator: &str, most: usize, from_right: bool) -> Parts
     parts
 }
 
+/// str.split() at runs of blanks. What is left after `most` cuts keeps the blanks at its far end.
 fn split_words(text: &str, most: usize, from_right: bool) -> Parts {
     let mut parts: Parts = vec![];
     let (mut begin, mut end) = (0, text.len());
     loop {
-        begin = end - text[begin..end].trim_start().len();
-        end = begin + text[begin..end].trim_end().len().max(0);
-        if begin == end {
-            break;
+        let rest = &text[begin..end];
+        if from_right {
+            end = begin + rest.trim_end().len();
+        } else {
+            begin = end - rest.trim_start().len();
         }
         let rest = &text[begin..end];
+        if rest.is_empty() {
+            break;
+        }
         let gap = if from_right { rest.rfind(char::is_whitespace) } else { rest.find(char::is_whitespace) };
-        match gap {
-            Some(at) if parts.len() < most && from_right => {
+        match gap.filter(|_| parts.len() < most) {
+            Some(at) if from_right => {
                 let word = at + rest[at..].chars().next().map_or(0, char::len_utf8);
                 parts.push((begin + word, end));
                 end = begin + at;
             }
-            Some(at) if parts.len() < most => {
+            Some(at) => {
                 parts.push((begin, begin + at));
                 begin += at;
             }
-            _ => {
+            None => {
                 parts.push((begin, end));
                 break;
             }

@@ -17,7 +17,11 @@ pub fn str_of(value: &Value) -> String {
 }
 
 fn float_of(value: &Value) -> Option<f64> {
-    if value.kind() == ValueKind::Number && !value.is_integer() { f64::try_from(value.clone()).ok() } else { None }
+    if value.kind() == ValueKind::Number && !value.is_integer() {
+        f64::try_from(value.clone()).ok()
+    } else {
+        None
+    }
 }
 
 fn repr(value: &Value) -> String {
@@ -26,12 +30,17 @@ fn repr(value: &Value) -> String {
         ValueKind::String => str_repr(value.as_str().unwrap_or_default()),
         ValueKind::Map => {
             let pairs = value.try_iter().into_iter().flatten();
-            let pairs: Vec<_> = pairs.map(|key| format!("{}: {}", repr(&key), repr(&value.get_item(&key).unwrap_or_default()))).collect();
+            let pairs: Vec<_> =
+                pairs.map(|key| format!("{}: {}", repr(&key), repr(&value.get_item(&key).unwrap_or_default()))).collect();
             format!("{{{}}}", pairs.join(", "))
         }
         ValueKind::Seq | ValueKind::Iterable if value.is_tuple() => {
             let items = items(value);
-            if items.len() == 1 { format!("({},)", items[0]) } else { format!("({})", items.join(", ")) }
+            if items.len() == 1 {
+                format!("({},)", items[0])
+            } else {
+                format!("({})", items.join(", "))
+            }
         }
         ValueKind::Seq | ValueKind::Iterable => format!("[{}]", items(value).join(", ")),
         _ => str_of(value),
@@ -73,7 +82,11 @@ pub fn float_repr(number: f64) -> String {
         return format!("{digits}e{sign}{:02}", exponent.abs());
     }
     let plain = number.to_string();
-    if plain.contains('.') { plain } else { format!("{plain}.0") }
+    if plain.contains('.') {
+        plain
+    } else {
+        format!("{plain}.0")
+    }
 }
 
 /// The arguments of json.dumps.

@@ -68,7 +68,8 @@ impl Template {
             return Ok(Rendered { text, user: vec![] });
         }
         let marked = marks::with_marks(|| template.render(variables(&mut marks::wrap)));
-        let user = marked.ok().and_then(|marked| marks::compare(&text, &marked)).unwrap_or_else(|| marks::search(&text, &strings));
+        let user =
+            marked.ok().and_then(|marked| marks::compare(&text, &marked)).unwrap_or_else(|| marks::search(&text, &strings));
         Ok(Rendered { text, user })
     }
 }
@@ -96,10 +97,15 @@ fn value(json: &Json, source: Source, marker: &mut dyn FnMut(&str) -> String) ->
         Json::String(text) if source.marks(text) => Value::from(marker(text)),
         Json::String(text) => Value::from(text.as_str()),
         Json::Array(items) => Value::from(items.iter().map(|item| value(item, source, marker)).collect::<Vec<_>>()),
-        Json::Object(members) => Value::from_pairs(members.iter().map(|(key, member)| {
-            let name = if is_word(key) { key.clone() } else { marker(key) };
-            (name, value(member, source.below(key, member), marker))
-        }).collect::<Vec<_>>()),
+        Json::Object(members) => Value::from_pairs(
+            members
+                .iter()
+                .map(|(key, member)| {
+                    let name = if is_word(key) { key.clone() } else { marker(key) };
+                    (name, value(member, source.below(key, member), marker))
+                })
+                .collect::<Vec<_>>(),
+        ),
     }
 }
 
@@ -181,17 +187,27 @@ fn describe(error: &Error, source: Option<&str>) -> Failure {
         return format!("chat template{place}: it does not end within its limit of work");
     }
     let kind = error.kind().to_string();
-    if detail == kind { format!("chat template{place}: {kind}") } else { format!("chat template{place}: {kind}: {detail}") }
+    if detail == kind {
+        format!("chat template{place}: {kind}")
+    } else {
+        format!("chat template{place}: {kind}: {detail}")
+    }
 }
 
 // ---- entries -----------------------------------------------------------------------------------------------------
 
 #[no_mangle]
 pub unsafe extern "C" fn mi_text_template_compile(
-    source: *const u8, size: usize, variables: *const u8, variables_size: usize, template: *mut *mut Template, out: *mut Buf,
+    source: *const u8,
+    size: usize,
+    variables: *const u8,
+    variables_size: usize,
+    template: *mut *mut Template,
+    out: *mut Buf,
 ) -> i32 {
     answer(out, || {
-        let compiled = Template::compile(text(source, size, "the chat template")?, text(variables, variables_size, "a variable")?)?;
+        let compiled =
+            Template::compile(text(source, size, "the chat template")?, text(variables, variables_size, "a variable")?)?;
         *template = Box::into_raw(Box::new(compiled));
         Ok(vec![])
     })
@@ -206,8 +222,16 @@ pub unsafe extern "C" fn mi_text_template_free(template: *mut Template) {
 
 #[no_mangle]
 pub unsafe extern "C" fn mi_text_template_render(
-    template: *const Template, messages: *const u8, messages_size: usize, tools: *const u8, tools_size: usize, extra: *const u8,
-    extra_size: usize, add_generation_prompt: i32, user: *mut Buf, out: *mut Buf,
+    template: *const Template,
+    messages: *const u8,
+    messages_size: usize,
+    tools: *const u8,
+    tools_size: usize,
+    extra: *const u8,
+    extra_size: usize,
+    add_generation_prompt: i32,
+    user: *mut Buf,
+    out: *mut Buf,
 ) -> i32 {
     answer(out, || {
         let messages = text(messages, messages_size, "the messages")?;

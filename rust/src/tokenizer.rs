@@ -3,10 +3,12 @@
 
 use crate::added::{tidy, touches, Matcher};
 use crate::decode::{Decoding, Joiner};
-use crate::{answer, slice, text, Buf, Failure, Range};
+use crate::{answer, guard, slice, text, Buf, Failure, Range};
 use serde_json::Value;
 use std::str::FromStr;
-use tokenizers::tokenizer::{Model, NormalizedString, Normalizer, OffsetReferential, OffsetType, PreTokenizedString, PreTokenizer};
+use tokenizers::tokenizer::{
+    Model, NormalizedString, Normalizer, OffsetReferential, OffsetType, PreTokenizedString, PreTokenizer,
+};
 use tokenizers::{Token, Tokenizer as Reference};
 
 const EXISTS: u8 = 1;
@@ -123,7 +125,11 @@ impl Tokenizer {
         }
         let model = self.reference.get_model();
         parts.tokenize(|part| {
-            if touches(part.offsets_original(), user) { self.tokenize_plain(part.get()) } else { model.tokenize(part.get()) }
+            if touches(part.offsets_original(), user) {
+                self.tokenize_plain(part.get())
+            } else {
+                model.tokenize(part.get())
+            }
         })?;
         let ids = parts.get_splits(OffsetReferential::Original, OffsetType::None).into_iter();
         Ok(ids.flat_map(|(_, _, tokens)| tokens.iter().flatten()).map(|token| token.id).collect())
@@ -132,14 +138,19 @@ impl Tokenizer {
     /// The reference's cuts, or None when one of its control tokens touches text of the user.
     fn cut_by_reference(&self, text: &str, user: &[Range]) -> Option<PreTokenizedString> {
         let parts = self.reference.get_added_vocabulary().extract_and_normalize(self.reference.get_normalizer(), text);
-        let forged = parts.get_splits(OffsetReferential::Original, OffsetType::Byte).into_iter().any(|(_, (begin, end), tokens)| {
-            // A token may have swallowed blanks of the user; only its own letters count.
-            let own = &text[begin..end];
-            let begin = end - own.trim_start().len();
-            let end = begin + own.trim().len();
-            tokens.is_some() && begin < end && touches((begin, end), user)
-        });
-        if forged { None } else { Some(parts) }
+        let forged =
+            parts.get_splits(OffsetReferential::Original, OffsetType::Byte).into_iter().any(|(_, (begin, end), tokens)| {
+                // A token may have swallowed blanks of the user; only its own letters count.
+                let own = &text[begin..end];
+                let begin = end - own.trim_start().len();
+                let end = begin + own.trim().len();
+                tokens.is_some() && begin < end && touches((begin, end), user)
+            });
+        if forged {
+            None
+        } else {
+            Some(parts)
+        }
     }
 
     fn cut_around_user(&self, text: &str, user: &[Range], whole_is_user: bool) -> tokenizers::Result<PreTokenizedString> {
@@ -181,16 +192,41 @@ fn names_type(json: &Value, name: &str) -> bool {
 }
 
 pub struct Decoder {
+    /// Outlives the decoder: its owner sees to that.
     tokenizer: *const Tokenizer,
     skip_special: bool,
     is_first: bool,
     joiner: Joiner,
 }
 
+impl Decoder {
+    fn push(&mut self, id: u32) -> &[u8] {
+        let tokenizer = unsafe { &*self.tokenizer };
+        let flags = tokenizer.flags(id);
+        if flags & EXISTS == 0 || (self.skip_special && flags & SPECIAL != 0) {
+            &[]
+        } else if std::mem::take(&mut self.is_first) {
+            self.joiner.push(&tokenizer.first_bytes(id), flags & BYTE != 0)
+        } else {
+            self.joiner.push(tokenizer.bytes(id), flags & BYTE != 0)
+        }
+    }
+
+    fn finish(&mut self) -> &[u8] {
+        self.is_first = true;
+        self.joiner.finish()
+    }
+}
+
 // ---- entries -----------------------------------------------------------------------------------------------------
 
 #[no_mangle]
-pub unsafe extern "C" fn mi_text_tokenizer_load(json: *const u8, size: usize, tokenizer: *mut *mut Tokenizer, out: *mut Buf) -> i32 {
+pub unsafe extern "C" fn mi_text_tokenizer_load(
+    json: *const u8,
+    size: usize,
+    tokenizer: *mut *mut Tokenizer,
+    out: *mut Buf,
+) -> i32 {
     answer(out, || {
         let loaded = Tokenizer::load(text(json, size, "the file")?)?;
         *tokenizer = Box::into_raw(Box::new(loaded));
@@ -211,7 +247,12 @@ pub unsafe extern "C" fn mi_text_tokenizer_vocab(tokenizer: *const Tokenizer) ->
 }
 
 #[no_mangle]
-pub unsafe extern "C" fn mi_text_tokenizer_token(tokenizer: *const Tokenizer, id: u32, size: *mut usize, flags: *mut u32) -> *const u8 {
+pub unsafe extern "C" fn mi_text_tokenizer_token(
+    tokenizer: *const Tokenizer,
+    id: u32,
+    size: *mut usize,
+    flags: *mut u32,
+) -> *const u8 {
     let bytes = (*tokenizer).bytes(id);
     *size = bytes.len();
     *flags = u32::from((*tokenizer).flags(id) & !BYTE);
@@ -226,7 +267,13 @@ pub unsafe extern "C" fn mi_text_tokenizer_id(tokenizer: *const Tokenizer, name:
 
 #[no_mangle]
 pub unsafe extern "C" fn mi_text_tokenizer_encode(
-    tokenizer: *const Tokenizer, data: *const u8, size: usize, parse_special: i32, user: *const Range, num_user: usize, out: *mut Buf,
+    tokenizer: *const Tokenizer,
+    data: *const u8,
+    size: usize,
+    parse_special: i32,
+    user: *const Range,
+    num_user: usize,
+    out: *mut Buf,
 ) -> i32 {
     answer(out, || {
         let text = text(data, size, "the text")?;
@@ -252,25 +299,14 @@ pub unsafe extern "C" fn mi_text_decoder_free(decoder: *mut Decoder) {
 
 #[no_mangle]
 pub unsafe extern "C" fn mi_text_decoder_push(decoder: *mut Decoder, id: u32, size: *mut usize) -> *const u8 {
-    let decoder = &mut *decoder;
-    let tokenizer = &*decoder.tokenizer;
-    let flags = tokenizer.flags(id);
-    let certain: &[u8] = if flags & EXISTS == 0 || (decoder.skip_special && flags & SPECIAL != 0) {
-        &[]
-    } else if std::mem::take(&mut decoder.is_first) {
-        decoder.joiner.push(&tokenizer.first_bytes(id), flags & BYTE != 0)
-    } else {
-        decoder.joiner.push(tokenizer.bytes(id), flags & BYTE != 0)
-    };
+    let certain = guard(|| Ok((*decoder).push(id))).unwrap_or_default();
     *size = certain.len();
     certain.as_ptr()
 }
 
 #[no_mangle]
 pub unsafe extern "C" fn mi_text_decoder_finish(decoder: *mut Decoder, size: *mut usize) -> *const u8 {
-    let decoder = &mut *decoder;
-    decoder.is_first = true;
-    let rest = decoder.joiner.finish();
+    let rest = guard(|| Ok((*decoder).finish())).unwrap_or_default();
     *size = rest.len();
     rest.as_ptr()
 }
