@@ -167,11 +167,66 @@ TEST_F(Files, WhatKillLeftIsClearedByTheNextRun) {
   EXPECT_TRUE(fs::exists(dir_ / "out"));
 }
 
+TEST_F(Files, LeftoversGoWhateverTheirProcessNumber) {
+  // In a container the next run may have the number of the one that was killed.
+  for (const std::string& name : {fmt::format(".out.tmp-{}-0", getpid()), std::string(".out.tmp-1-0"), std::string(".other.tmp-1-0")}) {
+    fs::create_directory(dir_ / name);
+    put(name + "/part", "x");
+  }
+  auto live = OutputDir::create(dir_ / "out", false).value();
+  EXPECT_EQ(entries(), 2u);                                 // ours, and what belongs to another output
+  auto second = OutputDir::create(dir_ / "out", false).value();
+  EXPECT_TRUE(fs::exists(live.path()));                     // a live one is no leftover
+  EXPECT_NE(live.path(), second.path());
+}
+
+TEST_F(Files, OutputFileAppearsWholeOrNotAtAll) {
+  {
+    auto f = OutputFile::create(dir_ / "report.json", false).value();
+    ASSERT_TRUE(f.writer().write("half").ok());
+  }
+  EXPECT_EQ(entries(), 0u);
+  for (const bool force : {false, true}) {
+    auto f = OutputFile::create(dir_ / "report.json", force).value();
+    ASSERT_TRUE(f.writer().write(force ? "second" : "first").ok());
+    ASSERT_TRUE(f.commit().ok());
+    EXPECT_EQ(get(dir_ / "report.json"), force ? "second" : "first");
+    EXPECT_EQ(entries(), 1u);
+  }
+  EXPECT_THAT(OutputFile::create(dir_ / "report.json", false).error().message(), HasSubstr("--force"));
+  fs::create_directory(dir_ / "folder");
+  EXPECT_THAT(OutputFile::create(dir_ / "folder", true).error().message(), HasSubstr("not a regular file"));
+}
+
+TEST_F(Files, ProcFilesAreReadToTheirEnd) { EXPECT_THAT(get("/proc/self/stat"), HasSubstr(std::to_string(getpid()))); }
+
 TEST(JsonTest, ErrorsNameTheSourceAndThePlace) {
   EXPECT_THAT(parse_json("{\"a\": 1,\n \"b\" 2}", "config.json").error().message(), testing::AllOf(HasSubstr("config.json"), HasSubstr("line 2")));
   EXPECT_THAT(parse_json("{\"a\": 1, \"a\": 2}", "x").error().message(), HasSubstr("'a' occurs twice"));
   EXPECT_FALSE(parse_json("", "x").ok());
   EXPECT_FALSE(parse_json("{} x", "x").ok());
+  EXPECT_THAT(parse_json("[1, 1e999]", "x").error().message(), HasSubstr("1e999"));
+  EXPECT_LT(parse_json("[\"" + std::string(100000, 'a'), "x").error().message().size(), 500u);     // quotes only a part
+}
+
+TEST(JsonTest, LastDuplicateCountsWhereAllowed) {
+  JsonLimits limits;
+  limits.refuse_duplicate_keys = false;
+  EXPECT_EQ(parse_json(R"({"a": 1, "b": 2, "a": {"c": 3, "c": 4}})", "x", limits)->dump(), R"({"a":{"c":4},"b":2})");
+}
+
+TEST(JsonTest, MembersOneByOne) {
+  std::string seen;
+  const auto collect = [&](std::string key, Json value) -> Status {
+    seen += key + value.dump() + ";";
+    if (key == "stop") return bad_input("stopped");
+    return {};
+  };
+  EXPECT_TRUE(parse_json_members(R"({"a": 1, "b": {"x": [2]}, "c": []})", "x", {}, collect).ok());
+  EXPECT_EQ(seen, "a1;b{\"x\":[2]};c[];");
+  EXPECT_EQ(parse_json_members(R"({"stop": 1, "b": 2})", "x", {}, collect).error().message(), "stopped");
+  EXPECT_THAT(parse_json_members(R"({"a": 1, "a": 2})", "x", {}, collect).error().message(), HasSubstr("'a' occurs twice"));
+  for (const char* no_object : {"[]", "3", "null"}) EXPECT_THAT(parse_json_members(no_object, "x", {}, collect).error().message(), HasSubstr("expected an object"));
 }
 
 TEST(JsonTest, DepthAndSizeAreBounded) {
@@ -198,6 +253,7 @@ TEST(JsonTest, UnknownKeysAndNearestNames) {
   EXPECT_THAT(refuse_unknown_keys(j, {"alpha", "enable"}, "j").error().message(), HasSubstr("did you mean 'alpha'"));
   EXPECT_EQ(nearest_name("mixtrall", {"mixtral", "llama"}), "mixtral");
   EXPECT_EQ(nearest_name("zzzzzz", {"mixtral", "llama"}), "");
+  EXPECT_EQ(nearest_name("abc", {"axy"}), "");
 }
 
 TEST(JsonTest, DumpNeverThrows) { EXPECT_THAT(dump_json(Json("a\xff")), HasSubstr("\xef\xbf\xbd")); }

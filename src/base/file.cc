@@ -6,8 +6,10 @@
 #include <sys/statvfs.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <utility>
 
 #include "base/util.h"
 
@@ -19,7 +21,7 @@ constexpr size_t kWriteBuffer = size_t(1) << 20;
 Error io_error(const Path& p, const char* doing, int err) {
   if (err == ENOSPC || err == EDQUOT) {
     const auto free = free_bytes(p);
-    return fail(ErrorCode::kEnvironment, "{}: the disk is full{}; nothing was left half-written", p.string(),
+    return fail(ErrorCode::kEnvironment, "{}: the disk is full{}; free some space or write elsewhere", p.string(),
                 free.ok() ? fmt::format(" ({} free)", human_bytes(double(*free))) : "");
   }
   const bool environment = err == ENOMEM || err == EMFILE || err == ENFILE || err == EIO || err == EROFS;
@@ -46,18 +48,19 @@ Result<std::string> read_file(const Path& p, size_t max_bytes) {
     ::close(fd);
     return bad_input("{}: {} bytes, more than the limit of {}", p.string(), st.st_size, max_bytes);
   }
-  std::string text(size_t(st.st_size), '\0');
+  // Read to the end and not to st_size: /proc files claim to be empty, others may grow.
+  std::string text;
   size_t at = 0;
-  while (at < text.size()) {
-    const ssize_t n = ::read(fd, text.data() + at, text.size() - at);
+  for (ssize_t n = 1; n != 0;) {
+    if (at == text.size()) text.resize(std::max(size_t(st.st_size) + 1, at + at / 2 + 4096));
+    n = ::read(fd, text.data() + at, text.size() - at);
     if (n < 0 && errno == EINTR) continue;
-    if (n < 0) {
-      const int err = errno;
+    const int err = errno;
+    if (n > 0) at += size_t(n);
+    if (n < 0 || at > max_bytes) {
       ::close(fd);
-      return io_error(p, "read", err);
+      return n < 0 ? io_error(p, "read", err) : bad_input("{}: more than the limit of {} bytes", p.string(), max_bytes);
     }
-    if (n == 0) break;
-    at += size_t(n);
   }
   ::close(fd);
   text.resize(at);
@@ -95,8 +98,8 @@ MappedFile::~MappedFile() {
 namespace {
 void advise(const std::byte* data, size_t size, size_t offset, size_t len, int advice) {
   const size_t page = size_t(sysconf(_SC_PAGESIZE));
-  // Whole pages inside the range for dropping, all touched pages for reading ahead; the difference does not matter here.
-  const size_t begin = offset / page * page, end = std::min(size, offset + len);
+  // All touched pages; a neighbour's page dropped too early is only read again.
+  const size_t begin = offset / page * page, end = offset < size ? offset + std::min(len, size - offset) : 0;
   if (data && begin < end) madvise(const_cast<std::byte*>(data) + begin, end - begin, advice);
 }
 }  // namespace
@@ -155,6 +158,7 @@ Status FileWriter::write(std::string_view text) {
   return write_all(fd_, text.data(), text.size(), path_);
 }
 Status FileWriter::write_at(size_t offset, std::span<const std::byte> b) {
+  MI_CHECK(fd_ >= 0, "write_at after finish");
   MI_TRY_VOID(flush());
   size_t done = 0;
   while (done < b.size()) {
@@ -176,6 +180,7 @@ Status FileWriter::pad_to(size_t alignment) {
   return {};
 }
 Status FileWriter::finish() {
+  MI_CHECK(fd_ >= 0, "finish() twice");
   MI_TRY_VOID(flush());
   const int fd = std::exchange(fd_, -1);
   const int synced = fsync(fd), err = errno;

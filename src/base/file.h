@@ -62,14 +62,14 @@ class FileWriter {
 
 Status write_file(const Path& p, std::string_view text);   // plain, inside an OutputDir
 
-// An output directory (or file) that appears whole or not at all. Work happens in a sibling ".NAME.tmp-PID-xxxx";
-// commit() fsyncs and renames it into place (an existing output, allowed by force, is swapped with renameat2(RENAME_EXCHANGE)
-// and removed after). Destruction without commit, Ctrl-C (SIGINT, SIGTERM: see remove_outputs_on_signal) or an error
-// removes the temporary; what a kill -9 left is removed by the next run with the same output name.
+// An output directory that appears whole or not at all. Work happens in a sibling ".NAME.tmp-PID-N", locked while its
+// owner lives; commit() fsyncs all of it and renames it into place (an existing output, allowed by force, is swapped with
+// renameat2(RENAME_EXCHANGE) and removed after). Destruction without commit, Ctrl-C (see remove_outputs_on_signal) or an
+// error removes the temporary; what a kill -9 left is removed by the next run with the same output name.
 class OutputDir {
  public:
   // Refuses an existing output unless force; a force on something that is not an output of this program (no marker
-  // file: model.mir or engine.json) is refused too. The parent must exist.
+  // file: model.mir or engine.json; an empty directory is fine) is refused too. The parent must exist.
   static Result<OutputDir> create(const Path& final_path, bool force);
   OutputDir(OutputDir&&) noexcept;
   ~OutputDir();
@@ -80,8 +80,28 @@ class OutputDir {
   OutputDir() = default;
   Path tmp_, final_;
   bool force_ = false;
+  int lock_ = -1;
 };
-// Installs handlers that remove unfinished outputs and exit with 128 + signal.
+
+// The same for a single file (a report, a table). force replaces a regular file only.
+class OutputFile {
+ public:
+  static Result<OutputFile> create(const Path& final_path, bool force);
+  OutputFile(OutputFile&&) noexcept;
+  ~OutputFile();
+  FileWriter& writer() { return writer_; }
+  Status commit();                                 // finishes the writer
+
+ private:
+  explicit OutputFile(FileWriter w) : writer_(std::move(w)) {}
+  FileWriter writer_;
+  Path tmp_, final_;
+  bool force_ = false;
+  int lock_ = -1;
+};
+
+// From now on SIGINT, SIGTERM and SIGHUP (unless ignored, as under nohup) remove unfinished outputs and end the process
+// with 128 + signal. Call it before other threads start: they must inherit the blocked signals.
 void remove_outputs_on_signal();
 
 // Free bytes of the file system that holds p (or its nearest existing parent).

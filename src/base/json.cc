@@ -1,38 +1,9 @@
 #include "base/json.h"
 
 #include <algorithm>
-#include <set>
-
-#include "base/file.h"
 
 namespace mi {
 namespace {
-
-// Deepest nesting outside strings; iterative, so that hostile depth costs nothing.
-int nesting_depth(std::string_view text) {
-  int depth = 0, deepest = 0;
-  bool in_string = false;
-  for (size_t i = 0; i < text.size(); ++i) {
-    const char c = text[i];
-    if (in_string) {
-      if (c == '\\') ++i;
-      else if (c == '"') in_string = false;
-    } else if (c == '"') {
-      in_string = true;
-    } else if (c == '{' || c == '[') {
-      deepest = std::max(deepest, ++depth);
-    } else if (c == '}' || c == ']') {
-      --depth;
-    }
-  }
-  return deepest;
-}
-
-// "[json.exception.parse_error.101] parse error at line 1, column 6: syntax error ..." -> "line 1, column 6: syntax error ..."
-std::string parser_message(const std::string& what) {
-  const size_t at = what.find(" at ");
-  return at == std::string::npos ? what : what.substr(at + 4);
-}
 
 const char* kind_of(const Json& j) {
   switch (j.type()) {
@@ -42,6 +13,7 @@ const char* kind_of(const Json& j) {
     case Json::value_t::array: return "a list";
     case Json::value_t::object: return "an object";
     case Json::value_t::number_float: return "a fractional number";
+    case Json::value_t::number_unsigned: return j.get<uint64_t>() > uint64_t(INT64_MAX) ? "an integer that is too large" : "an integer";
     default: return "an integer";
   }
 }
@@ -92,33 +64,6 @@ size_t edit_distance(std::string_view a, std::string_view b) {
 
 }  // namespace
 
-Result<Json> parse_json(std::string_view text, const std::string& what, const JsonLimits& limits) {
-  if (text.size() > limits.max_bytes) return bad_input("{}: {} bytes of JSON, more than the limit of {}", what, text.size(), limits.max_bytes);
-  if (const int depth = nesting_depth(text); depth > limits.max_depth)
-    return bad_input("{}: JSON nested {} deep, more than the limit of {}", what, depth, limits.max_depth);
-  std::vector<std::set<std::string>> keys;
-  std::string duplicate;
-  const auto callback = [&](int, Json::parse_event_t event, Json& value) {
-    if (event == Json::parse_event_t::object_start) keys.emplace_back();
-    else if (event == Json::parse_event_t::object_end) keys.pop_back();
-    else if (event == Json::parse_event_t::key && !keys.back().insert(value.get_ref<const std::string&>()).second && duplicate.empty())
-      duplicate = value.get<std::string>();
-    return true;
-  };
-  try {
-    Json j = limits.refuse_duplicate_keys ? Json::parse(text.begin(), text.end(), callback) : Json::parse(text.begin(), text.end());
-    if (!duplicate.empty()) return bad_input("{}: the key '{}' occurs twice in one object", what, duplicate);
-    return j;
-  } catch (const nlohmann::json::exception& e) {
-    return bad_input("{}: not valid JSON: {}", what, parser_message(e.what()));
-  }
-}
-
-Result<Json> read_json(const Path& p, const JsonLimits& limits) {
-  MI_TRY(const std::string text, read_file(p, limits.max_bytes));
-  return parse_json(text, p.string(), limits);
-}
-
 std::string dump_json(const Json& j, int indent) { return j.dump(indent, ' ', false, Json::error_handler_t::replace); }
 
 template <typename T>
@@ -148,7 +93,8 @@ MI_INSTANTIATE(std::vector<std::string>)
 std::string nearest_name(std::string_view name, const std::vector<std::string>& known) {
   if (name.size() > 200) return {};
   std::string best;
-  size_t least = std::max<size_t>(2, name.size() / 3) + 1;
+  // A slip changes a small part: one letter of a short name, two of a longer one, a third of a long one.
+  size_t least = (name.size() <= 4 ? 1 : std::max<size_t>(2, name.size() / 3)) + 1;
   for (const std::string& k : known) {
     if (k.size() > 200) continue;
     const size_t d = edit_distance(name, k);

@@ -3,6 +3,7 @@
 // exceptions, duplicate keys refused where asked, unknown keys named with the nearest known one.
 
 #include <filesystem>
+#include <functional>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <string_view>
@@ -17,10 +18,13 @@ using Json = nlohmann::ordered_json;   // keeps the order of keys
 struct JsonLimits {
   size_t max_bytes = size_t(512) << 20;
   int max_depth = 128;
-  bool refuse_duplicate_keys = true;
+  bool refuse_duplicate_keys = true;    // false: the last one counts
 };
 // `what` names the source in errors: "config.json".
 Result<Json> parse_json(std::string_view text, const std::string& what, const JsonLimits& limits = {});
+// Calls `member` for each member of the top-level object, in order, and keeps none: for objects of a million members.
+using JsonMember = std::function<Status(std::string key, Json value)>;
+Status parse_json_members(std::string_view text, const std::string& what, const JsonLimits& limits, const JsonMember& member);
 Result<Json> read_json(const std::filesystem::path& p, const JsonLimits& limits = {});
 // dump() that never throws: invalid UTF-8 is replaced by U+FFFD.
 std::string dump_json(const Json& j, int indent = -1);

@@ -59,6 +59,30 @@ TEST(ThreadPoolTest, ManySmallJobsSeeEachOthersWrites) {
   for (int64_t t = 0; t < 16; ++t) EXPECT_EQ(sums[size_t(t)], 5000 * t);
 }
 
+TEST(ThreadPoolTest, JobsAfterSleepAndDestructionRightAfterAJob) {
+  for (int round = 0; round < 50; ++round) {
+    ThreadPool pool(3);
+    std::atomic<int> sum{0};
+    pool.run(3, [&](int64_t t, int) { sum += int(t); });
+    if (round % 2) std::this_thread::sleep_for(std::chrono::microseconds(200));      // workers asleep, or just about to be
+    pool.run(100, [&](int64_t t, int) { sum += int(t); });
+    EXPECT_EQ(sum, 3 + 4950);
+  }
+}
+
+TEST(ThreadPoolTest, WorkersTakePart) {
+  // Tasks that wait for each other end only when as many workers run them.
+  ThreadPool pool(4);
+  for (int round = 0; round < 20; ++round) {
+    std::atomic<int> inside{0};
+    pool.run(4, [&](int64_t, int) {
+      ++inside;
+      while (inside < 4) std::this_thread::yield();
+    });
+    EXPECT_EQ(inside, 4);
+  }
+}
+
 TEST(ThreadPoolTest, IdleWorkersUseNoCpu) {
   ThreadPool pool(4);
   pool.run(4, [](int64_t, int) {});

@@ -36,16 +36,18 @@ void pin_to(int index) {
 }  // namespace
 
 struct ThreadPool::Impl {
-  // A job is published by raising `generation`; workers take tasks by counting `next` up, and report by counting
-  // `running` down. The caller returns when no worker is inside the job, so fn outlives every use.
-  std::vector<std::thread> workers;
-  std::atomic<uint64_t> generation{0};
+  // One word says which job there is and who is in it: [number of the job | open | workers inside]. A worker enters an
+  // open job by counting itself in, takes tasks by counting `next` up, and counts itself out. The caller closes the job
+  // when no task is left and waits for the workers inside, so that fn outlives every use; a worker that is still asleep or
+  // not scheduled is not waited for, it finds the job closed.
+  static constexpr uint64_t kOpen = uint64_t(1) << 16, kInside = kOpen - 1, kJob = kOpen << 1;
+  std::atomic<uint64_t> state{0};
   std::atomic<int64_t> next{0};
-  std::atomic<int> running{0};
   std::atomic<bool> stop{false};
   std::atomic<bool> busy{false};
   int64_t tasks = 0;
   const std::function<void(int64_t, int)>* fn = nullptr;
+  std::vector<std::thread> workers;
   std::mutex mutex;
   std::condition_variable wake;
   int sleeping = 0;            // guarded by mutex
@@ -54,28 +56,47 @@ struct ThreadPool::Impl {
     for (int64_t t; (t = next.fetch_add(1, std::memory_order_relaxed)) < tasks;) (*fn)(t, worker);
   }
 
-  void work(int worker) {
-    uint64_t seen = 0;
-    while (true) {
-      const auto until = std::chrono::steady_clock::now() + kSpin;
-      while (generation.load(std::memory_order_acquire) == seen && !stop.load(std::memory_order_relaxed)) {
-        for (int i = 0; i < 32; ++i) relax();
-        if (std::chrono::steady_clock::now() < until) continue;
-        std::unique_lock lock(mutex);
-        ++sleeping;
-        wake.wait(lock, [&] { return generation.load(std::memory_order_acquire) != seen || stop.load(std::memory_order_relaxed); });
-        --sleeping;
+  // A job that is open and not the one this worker was in last.
+  static bool is_new(uint64_t s, uint64_t last_job) { return (s & kOpen) && s / kJob != last_job; }
+
+  // False when the job closed meanwhile.
+  bool enter(uint64_t* last_job) {
+    uint64_t s = state.load(std::memory_order_acquire);
+    while (is_new(s, *last_job))
+      if (state.compare_exchange_weak(s, s + 1, std::memory_order_acquire)) {
+        *last_job = s / kJob;
+        return true;
       }
+    return false;
+  }
+
+  void wait_for_work(uint64_t last_job) {
+    const auto ready = [&] { return is_new(state.load(std::memory_order_relaxed), last_job) || stop.load(std::memory_order_relaxed); };
+    const auto until = std::chrono::steady_clock::now() + kSpin;
+    while (std::chrono::steady_clock::now() < until)
+      for (int i = 0; i < 32; ++i) {
+        if (ready()) return;
+        relax();
+      }
+    std::unique_lock lock(mutex);
+    ++sleeping;
+    wake.wait(lock, ready);
+    --sleeping;
+  }
+
+  void work(int worker) {
+    for (uint64_t last_job = 0;;) {
+      wait_for_work(last_job);
       if (stop.load(std::memory_order_relaxed)) return;
-      seen = generation.load(std::memory_order_acquire);
+      if (!enter(&last_job)) continue;
       take_tasks(worker);
-      running.fetch_sub(1, std::memory_order_release);
+      state.fetch_sub(1, std::memory_order_release);
     }
   }
 };
 
 ThreadPool::ThreadPool(int threads, bool pin) : impl_(std::make_unique<Impl>()) {
-  MI_CHECK(threads >= 1);
+  MI_CHECK(threads >= 1 && threads < 4096, "{}", threads);
   for (int i = 1; i < threads; ++i)
     impl_->workers.emplace_back([this, i, pin] {
       if (pin) pin_to(i);
@@ -106,19 +127,23 @@ void ThreadPool::run(int64_t tasks, const std::function<void(int64_t, int)>& fn)
   p.fn = &fn;
   p.tasks = tasks;
   p.next.store(0, std::memory_order_relaxed);
-  p.running.store(int(p.workers.size()), std::memory_order_relaxed);
-  bool anyone_asleep;
+  int sleepers;
   {
     std::lock_guard lock(p.mutex);
-    p.generation.fetch_add(1, std::memory_order_release);
-    anyone_asleep = p.sleeping > 0;
+    const uint64_t job = p.state.load(std::memory_order_relaxed) / Impl::kJob + 1;
+    p.state.store(job * Impl::kJob + Impl::kOpen, std::memory_order_release);
+    sleepers = p.sleeping;
   }
-  if (anyone_asleep) p.wake.notify_all();
+  if (tasks - 1 >= sleepers) {
+    if (sleepers > 0) p.wake.notify_all();
+  } else {
+    for (int64_t i = 1; i < tasks; ++i) p.wake.notify_one();
+  }
   p.take_tasks(0);
-  // Workers that woke late find no task left, but must have looked before fn may go away.
-  for (int spins = 0; p.running.load(std::memory_order_acquire) != 0; ++spins) {
+  uint64_t s = p.state.fetch_and(~Impl::kOpen, std::memory_order_acquire);
+  for (int spins = 0; (s & Impl::kInside) != 0; s = p.state.load(std::memory_order_acquire)) {
     relax();
-    if (spins > 20000) { std::this_thread::yield(); spins = 0; }
+    if (++spins % 1024 == 0) std::this_thread::yield();
   }
   p.busy.store(false, std::memory_order_release);
 }

@@ -11,7 +11,7 @@ namespace mi::hw {
 
 class ThreadPool {
  public:
-  // threads includes the caller; pin: bind each worker to one CPU of the affinity mask.
+  // threads includes the caller; pin: bind each worker i to CPU i of the affinity mask (the caller stays as it is).
   explicit ThreadPool(int threads, bool pin = false);
   ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;

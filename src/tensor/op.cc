@@ -1,5 +1,6 @@
 #include "tensor/op.h"
 
+#include <bit>
 #include <charconv>
 #include <cmath>
 
@@ -94,7 +95,13 @@ std::string expected(T) {
 }
 
 // ---- one field as JSON -------------------------------------------------------------------------------------------------
-Json json_of(float f) { return double(f); }
+// The double that prints as short as the float does (1e-06, not 9.999999974752427e-07), as long as it reads back to it.
+Json json_of(float f) {
+  const std::string t = float_text(f);
+  double d = 0;
+  std::from_chars(t.data(), t.data() + t.size(), d);
+  return std::bit_cast<uint32_t>(float(d)) == std::bit_cast<uint32_t>(f) ? d : double(f);
+}
 Json json_of(int64_t i) { return i; }
 Json json_of(bool b) { return b; }
 template <typename T>
@@ -204,7 +211,7 @@ Json params_json(const OpParams& p) {
   size_t i = 0;
   visit_params(copy, [&](const char* key, auto& field) {
     const Json v = json_of(field);
-    if (v != defaults[i++]) j[key] = v;
+    if (v.dump() != defaults[i++].dump()) j[key] = v;     // as text: -0 is not 0
   });
   return j;
 }

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cstring>
+#include <set>
+#include <tuple>
 
 #include "base/json.h"
 
@@ -17,7 +19,16 @@ std::optional<uint64_t> as_u64(const Json& j) {
   return std::nullopt;
 }
 
-Result<Safetensors::Entry> read_entry(const std::string& name, const Json& j, uint64_t data_bytes, const std::string& what) {
+Status read_metadata(const Json& j, const std::string& what, std::map<std::string, std::string>* metadata) {
+  if (!j.is_object()) return bad_input("{}: __metadata__ must be an object of strings", what);
+  for (const auto& [key, text] : j.items()) {
+    if (!text.is_string()) return bad_input("{}: __metadata__: '{}' is not a string", what, key);
+    if (metadata) (*metadata)[key] = text.get<std::string>();
+  }
+  return {};
+}
+
+Result<Safetensors::Entry> read_entry(std::string name, const Json& j, uint64_t data_bytes, const std::string& what) {
   const std::string at = fmt::format("{}: tensor '{}'", what, name);
   if (!j.is_object()) return bad_input("{}: expected an object with dtype, shape and data_offsets", at);
   MI_TRY_VOID(refuse_unknown_keys(j, {"dtype", "shape", "data_offsets"}, at));
@@ -25,7 +36,7 @@ Result<Safetensors::Entry> read_entry(const std::string& name, const Json& j, ui
   const auto dtype = dtype_from_name(dtype_text);
   if (!dtype) return bad_input("{}: unknown dtype '{}'", at, dtype_text);
 
-  Safetensors::Entry e{name, *dtype, {}, 0, 0};
+  Safetensors::Entry e{std::move(name), *dtype, {}, 0, 0};
   if (!j.contains("shape") || !j["shape"].is_array()) return bad_input("{}: shape must be a list of sizes", at);
   for (const Json& d : j["shape"]) {
     const auto size = as_u64(d);
@@ -56,29 +67,23 @@ Result<std::vector<Safetensors::Entry>> Safetensors::parse_header(std::string_vi
                                                                   std::map<std::string, std::string>* metadata) {
   JsonLimits limits;
   limits.max_depth = 8;
-  auto parsed = parse_json(header, what + ": header", limits);
-  if (!parsed.ok()) return parsed.error();
-  if (!parsed->is_object()) return bad_input("{}: header: expected an object", what);
   std::vector<Entry> entries;
-  for (const auto& [name, value] : parsed->items()) {
-    if (name == "__metadata__") {
-      if (!value.is_object()) return bad_input("{}: __metadata__ must be an object of strings", what);
-      for (const auto& [key, text] : value.items()) {
-        if (!text.is_string()) return bad_input("{}: __metadata__: '{}' is not a string", what, key);
-        if (metadata) (*metadata)[key] = text.get<std::string>();
-      }
-      continue;
-    }
-    MI_TRY(Entry e, read_entry(name, value, data_bytes, what));
+  // Member by member: the whole tree of a header with a million tensors would take a gigabyte.
+  MI_TRY_VOID(parse_json_members(header, what + ": header", limits, [&](std::string name, Json value) -> Status {
+    if (name == "__metadata__") return read_metadata(value, what, metadata);
+    MI_TRY(Entry e, read_entry(std::move(name), value, data_bytes, what));
     entries.push_back(std::move(e));
-  }
+    return {};
+  }));
   // In order of bytes; empty tensors first among those that begin at one place.
-  std::sort(entries.begin(), entries.end(), [](const Entry& a, const Entry& b) { return a.begin != b.begin ? a.begin < b.begin : a.end != b.end ? a.end < b.end : a.name < b.name; });
+  std::sort(entries.begin(), entries.end(), [](const Entry& a, const Entry& b) { return std::tie(a.begin, a.end, a.name) < std::tie(b.begin, b.end, b.name); });
   uint64_t at = 0;
+  const Entry* before = nullptr;
   for (const Entry& e : entries) {
-    if (e.begin < at) return bad_input("{}: tensor '{}' shares bytes with another (it begins at {}, the one before ends at {})", what, e.name, e.begin, at);
+    if (e.begin < at) return bad_input("{}: the tensors '{}' (up to byte {}) and '{}' (from byte {}) share bytes", what, before->name, at, e.name, e.begin);
     if (e.begin > at) return bad_input("{}: {} bytes before tensor '{}' belong to none", what, e.begin - at, e.name);
     at = e.end;
+    before = &e;
   }
   if (at != data_bytes) return bad_input("{}: {} bytes at the end belong to no tensor: the file is damaged or something was appended", what, data_bytes - at);
   return entries;
@@ -121,16 +126,17 @@ Result<TensorView> Safetensors::tensor(std::string_view name) const {
 Result<SafetensorsWriter> SafetensorsWriter::create(const Path& path, std::vector<Decl> decls) {
   MI_TRY(FileWriter f, FileWriter::create(path));
   SafetensorsWriter w(std::move(f));
-  Json header = Json::object();
-  header["__metadata__"] = {{"format", "pt"}};
+  std::string text = R"({"__metadata__":{"format":"pt"})";
+  std::set<std::string_view> names;
   for (const Decl& d : decls) {
     const auto count = shape_count(d.shape);
-    MI_CHECK(count && !header.contains(d.name), "{} {}", d.name, shape_text(d.shape));
+    MI_CHECK(count && names.insert(d.name).second, "{} {}", d.name, shape_text(d.shape));
     const size_t bytes = size_t(*count) * dtype_bytes(d.dtype);
-    header[d.name] = {{"dtype", std::string(dtype_name(d.dtype))}, {"shape", d.shape}, {"data_offsets", {w.expected_, w.expected_ + bytes}}};
+    text += fmt::format(R"(,{}:{{"dtype":"{}","shape":[{}],"data_offsets":[{},{}]}})", dump_json(d.name), dtype_name(d.dtype), fmt::join(d.shape, ","), w.expected_,
+                        w.expected_ + bytes);
     w.expected_ += bytes;
   }
-  std::string text = dump_json(header);
+  text += "}";
   text.resize((text.size() + 7) / 8 * 8, ' ');      // data starts 8-byte aligned
   const uint64_t n = text.size();
   MI_TRY_VOID(w.file_.write(std::as_bytes(std::span(&n, 1))));

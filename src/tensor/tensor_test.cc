@@ -28,7 +28,9 @@ TEST(DTypeTest, EveryHalfRoundTripsThroughFloat) {
     if (std::isnan(f)) continue;
     EXPECT_EQ(to_f16(f).bits, b);
     const float g = to_f32(BF16{uint16_t(b)});
-    if (!std::isnan(g)) EXPECT_EQ(to_bf16(g).bits, b);
+    if (!std::isnan(g)) {
+      EXPECT_EQ(to_bf16(g).bits, b);
+    }
   }
   EXPECT_TRUE(std::isnan(to_f32(to_bf16(NAN))));
   EXPECT_TRUE(std::isnan(to_f32(to_f16(NAN))));
@@ -80,12 +82,17 @@ TEST(OpFieldsTest, RefusesByName) {
   EXPECT_THAT(params_from_text(Op::kRmsNorm, {{"eps", "inf"}}, "x").error().message(), HasSubstr("finite"));
   EXPECT_FALSE(params_from_text(Op::kRmsNorm, {{"eps", "1"}, {"eps", "2"}}, "x").ok());
   EXPECT_FALSE(params_from_json(Op::kRmsNorm, Json{{"groups", 1.5}}, "x").ok());
+  EXPECT_FALSE(params_from_json(Op::kRmsNorm, Json{{"eps", 1e300}}, "x").ok());
 }
+
+TEST(OpFieldsTest, JsonFloatsPrintShort) { EXPECT_EQ(params_json(NormParams{1e-5f, false, 1}).dump(), R"({"eps":1e-05})"); }
 
 TEST(OpFieldsTest, FloatsKeepTheirBits) {
   for (float f : {1e-6f, 1.0f / 3, 1.702f, 5e6f, -0.0f, 1e-45f, 3.4028235e38f}) {
     const auto p = params_from_text(Op::kScale, {{"factor", float_text(f)}}, "x");
     EXPECT_EQ(std::bit_cast<uint32_t>(std::get<ScaleParams>(*p).factor), std::bit_cast<uint32_t>(f));
+    const Json j = Json::parse(params_json(*p).dump());
+    EXPECT_EQ(std::bit_cast<uint32_t>(std::get<ScaleParams>(*params_from_json(Op::kScale, j, "x")).factor), std::bit_cast<uint32_t>(f));
   }
 }
 
@@ -123,7 +130,7 @@ INSTANTIATE_TEST_SUITE_P(
         BadHeader{"reversed", R"({"a":{"dtype":"I8","shape":[1],"data_offsets":[1,0]}})", 1, {"'a'", "before"}},
         BadHeader{"overflow_to_zero", R"({"a":{"dtype":"I8","shape":[4294967296,4294967296],"data_offsets":[0,0]}})", 0, {"'a'", "overflow"}},
         BadHeader{"overflow_of_bytes", R"({"a":{"dtype":"F32","shape":[4611686018427387904],"data_offsets":[0,0]}})", 0, {"'a'", "overflow"}},
-        BadHeader{"same_range", R"({"a":{"dtype":"I8","shape":[1],"data_offsets":[0,1]},"b":{"dtype":"I8","shape":[1],"data_offsets":[0,1]}})", 1, {"'b'", "shares"}},
+        BadHeader{"same_range", R"({"a":{"dtype":"I8","shape":[1],"data_offsets":[0,1]},"b":{"dtype":"I8","shape":[1],"data_offsets":[0,1]}})", 1, {"'a'", "'b'", "share bytes"}},
         BadHeader{"gap", R"({"a":{"dtype":"I8","shape":[1],"data_offsets":[1,2]}})", 2, {"'a'", "belong to none"}},
         BadHeader{"trailing", R"({"a":{"dtype":"I8","shape":[1],"data_offsets":[0,1]}})", 5, {"4 bytes"}},
         BadHeader{"truncated", R"({"a":{"dtype":"I8","shape":[9],"data_offsets":[0,9]}})", 5, {"'a'", "truncated"}},
@@ -137,8 +144,37 @@ INSTANTIATE_TEST_SUITE_P(
         BadHeader{"no_dtype", R"({"a":{"shape":[1],"data_offsets":[0,1]}})", 1, {"'a'", "dtype"}},
         BadHeader{"extra_field", R"({"a":{"dtype":"I8","shape":[1],"data_offsets":[0,1],"x":1}})", 1, {"'a'", "'x'"}},
         BadHeader{"list", "[]", 0, {"object"}}, BadHeader{"no_json", "{\"a\":", 0, {"JSON"}},
-        BadHeader{"deep", std::string(100000, '['), 0, {"nested"}}),
+        BadHeader{"deep", "{\"a\":" + std::string(100000, '['), 0, {"nested"}}),
     [](const auto& i) { return i.param.name; });
+
+// The damaged files of tests/data/broken that have a bad header, each with the words its error must hold.
+TEST(SafetensorsBroken, EveryFixtureIsRefusedWithItsWords) {
+  int seen = 0;
+  for (const auto& entry : fs::directory_iterator(Path(MI_SOURCE_DIR) / "tests" / "data" / "broken")) {
+    const auto expected = read_json(entry.path() / "expect.json");
+    if (!expected.ok() || !fs::exists(entry.path() / "model.safetensors")) continue;
+    const auto file = Safetensors::open(entry.path() / "model.safetensors");
+    if ((*expected)["at"] != "header" && !(*expected)["why"].get<std::string>().starts_with("the file is empty")) {
+      EXPECT_TRUE(file.ok()) << entry.path();      // broken in other ways: the container itself is sound
+      continue;
+    }
+    ++seen;
+    ASSERT_FALSE(file.ok()) << entry.path();
+    for (const Json& word : (*expected)["mention"]) EXPECT_THAT(file.error().message(), HasSubstr(word.get<std::string>()));
+  }
+  EXPECT_GE(seen, 9);
+}
+
+// A header of many tensors takes time in proportion; with a search per name this would not end.
+TEST(SafetensorsHeader, ManyTensors) {
+  std::string header = "{";
+  const int n = 200000;
+  for (int i = 0; i < n; ++i) header += fmt::format(R"({}"layers.{}.w":{{"dtype":"U8","shape":[1],"data_offsets":[{},{}]}})", i ? "," : "", i, i, i + 1);
+  const auto entries = Safetensors::parse_header(header + "}", n, "m", nullptr);
+  ASSERT_TRUE(entries.ok()) << entries.error().message();
+  EXPECT_EQ(entries->size(), size_t(n));
+  EXPECT_EQ(entries->back().name, "layers.199999.w");
+}
 
 class SafetensorsFile : public testing::Test {
  protected:

@@ -14,13 +14,10 @@ std::string shape_text(const Shape& s) {
 
 std::optional<int64_t> shape_count(const Shape& s) {
   int64_t n = 1;
-  bool zero = false;
   for (int64_t d : s) {
-    if (d < 0) return std::nullopt;
-    if (d == 0) { zero = true; continue; }
-    if (__builtin_mul_overflow(n, d, &n)) return std::nullopt;
+    if (d < 0 || __builtin_mul_overflow(n, d, &n)) return std::nullopt;
   }
-  return zero ? 0 : n;
+  return n;
 }
 
 Tensor make_tensor(DType t, Shape shape) {
