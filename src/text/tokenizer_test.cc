@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <filesystem>
+#include <thread>
 
 #include "base/file.h"
 #include "base/json.h"
@@ -290,6 +291,23 @@ TEST(UserText, ControlTokensThatTheModelKnowsAsWords) {
   const Range user[] = {{1, 5}};
   EXPECT_FALSE(has_control(*t, *t->encode_mixed("a</s>b</s>", user), {"<s>"}));
   EXPECT_EQ(t->encode_mixed("a</s>b</s>", user)->back(), t->id_of("</s>"));
+}
+
+TEST(Tokenizer, SharedByThreads) {
+  auto t = load("models/mini-m3/tokenizer.json");
+  const std::string text = "<|user|>The quick brown fox, 2024: \u4f60\u597d \U0001f600<|end|>";
+  const Ids ids = *t->encode(text, true);
+  std::vector<std::thread> threads;
+  for (int i = 0; i < 4; ++i)
+    threads.emplace_back([&, i] {
+      for (int round = 0; round < 50; ++round) {
+        EXPECT_EQ(*t->encode(text, true), ids);
+        EXPECT_EQ(streamed(t, ids, false), text);
+        const std::string own = text + std::to_string(i * 1000 + round);
+        EXPECT_EQ(*t->decode(*t->encode(own, false), false), own);
+      }
+    });
+  for (auto& thread : threads) thread.join();
 }
 
 // ---- what can't be loaded ----
