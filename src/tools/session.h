@@ -31,7 +31,8 @@ struct Session {
   int64_t max_batch_size = 0;
 
   // A loop over the engine; the session must outlive it. Greedy results do not depend on the batch, so one loop serves all.
-  std::unique_ptr<runtime::EngineLoop> make_loop() const;
+  // max_waiting 0: no limit; prefill_beside_decodes: prompt tokens in a step while answers run.
+  std::unique_ptr<runtime::EngineLoop> make_loop(int64_t max_waiting = 0, int64_t prefill_beside_decodes = 128) const;
 };
 
 Result<Session> open_session(const SessionOptions& o);

@@ -1,0 +1,157 @@
+// /v1/completions
+#include "server/job.h"
+
+namespace mi::server {
+namespace {
+
+class CompletionJob : public Job {
+ public:
+  CompletionJob(ServerContext& c, std::shared_ptr<Exchange> e) : Job(c, std::move(e), "completions") {}
+
+  void begin(const std::string& body) {
+    auto parsed = parse_body(body);
+    if (const auto* e = std::get_if<ApiError>(&parsed)) return fail(*e);
+    if (const auto e = parse_completion(std::get<Json>(parsed), context_.defaults, &request_)) return fail(*e);
+    if (!context_.serves(request_.model))
+      return fail({404, fmt::format("the model '{}' does not exist here; /v1/models lists what does", clean_utf8(request_.model.substr(0, 200))), "invalid_request_error", "model", "model_not_found"});
+    if (int64_t(request_.prompts.size()) * request_.n > int64_t(kMaxPrompts))
+      return fail(bad_field("n", fmt::format("prompts times n is {}; {} are the most", int64_t(request_.prompts.size()) * request_.n, kMaxPrompts)));
+    std::vector<runtime::Request> requests;
+    if (const auto e = make_requests(&requests)) return fail(*e);
+    start(std::move(requests), request_.stream);
+  }
+
+ private:
+  struct Choice {
+    std::string text, finish;
+    std::string echo;                                     // the prompt's text, sent before the first token
+    std::unique_ptr<CompletionLogprobs> logprobs;
+    bool scores_echo = false;
+  };
+
+  std::optional<ApiError> ids_of(const std::variant<std::string, std::vector<int32_t>>& prompt, std::vector<int32_t>* ids, std::string* text) {
+    const text::Tokenizer* t = context_.text.tokenizer.get();
+    if (const auto* given = std::get_if<std::vector<int32_t>>(&prompt)) {
+      *ids = *given;
+      for (int32_t id : *ids)
+        if (id >= context_.loop->limits().vocab) return bad_field("prompt", fmt::format("the prompt holds token {}; the vocabulary has {} tokens", id, context_.loop->limits().vocab));
+      if (request_.echo) {
+        auto decoded = t->decode(*ids, false);
+        if (!decoded.ok()) return bad_field("prompt", decoded.error().message());
+        *text = clean_utf8(*decoded);
+      }
+      return std::nullopt;
+    }
+    *text = std::get<std::string>(prompt);
+    const runtime::Limits& limits = context_.loop->limits();
+    if (int64_t(text->size()) / context_.longest_token > limits.longest()) {
+      runtime::Admission a;
+      a.refusal = runtime::Refusal::kTooLong;
+      a.param = "prompt";
+      a.message = fmt::format("the prompt has {} bytes, at least {} tokens", text->size(), int64_t(text->size()) / context_.longest_token);
+      return refusal_error(a, limits);
+    }
+    auto encoded = t->encode(*text, true);
+    if (!encoded.ok()) return bad_field("prompt", encoded.error().message());
+    *ids = std::move(encoded).value();
+    return std::nullopt;
+  }
+
+  std::optional<ApiError> make_requests(std::vector<runtime::Request>* out) {
+    if (!context_.text.tokenizer) return ApiError{400, "this model has no tokenizer", "invalid_request_error", {}, {}};
+    int64_t prompt_tokens = 0;
+    for (const auto& prompt : request_.prompts) {
+      std::vector<int32_t> ids;
+      std::string text;
+      if (auto e = ids_of(prompt, &ids, &text)) return e;
+      prompt_tokens += int64_t(ids.size());
+      for (int64_t i = 0; i < request_.n; ++i) {
+        runtime::Request r;
+        r.prompt = ids;
+        r.sampling = request_.sampling;
+        if (r.sampling.seed) *r.sampling.seed += uint64_t(i);
+        r.max_tokens = request_.max_tokens;
+        r.stop = request_.stop;
+        Choice c;
+        if (request_.sampling.logprobs >= 0) c.logprobs = std::make_unique<CompletionLogprobs>(*context_.text.tokenizer);
+        if (request_.echo) {
+          c.echo = text;
+          c.scores_echo = c.logprobs != nullptr;
+          r.prompt_logprobs = c.scores_echo;
+        }
+        choices_.push_back(std::move(c));
+        out->push_back(std::move(r));
+      }
+    }
+    set_prompt_tokens(prompt_tokens);
+    return std::nullopt;
+  }
+
+  Json head() const { return {{"id", id_}, {"object", "text_completion"}, {"created", created_}, {"model", request_.model}}; }
+
+  void add(size_t index, const std::string& text, Json finish) {
+    Choice& c = choices_[index];
+    c.text += text;
+    if (!stream_) return;
+    Json logprobs;
+    if (c.logprobs && !c.logprobs->empty()) logprobs = c.logprobs->take();
+    if (text.empty() && logprobs.is_null() && finish.is_null()) return;
+    Json j = head();
+    j["choices"] = Json::array({{{"index", index}, {"text", text}, {"logprobs", std::move(logprobs)}, {"finish_reason", std::move(finish)}}});
+    send_event(j);
+  }
+  std::string take_echo(Choice& c) { return std::exchange(c.echo, std::string()); }
+
+  void on_prompt(size_t index, const runtime::PromptEvent& e) override {
+    Choice& c = choices_[index];
+    if (!c.scores_echo) return;
+    for (size_t i = 0; i < e.prompt.size(); ++i) c.logprobs->add(e.prompt[i].token, e.prompt[i].logprob, e.prompt[i].top, i > 0);
+    add(index, take_echo(c), nullptr);
+  }
+
+  void on_token(size_t index, const runtime::TokenEvent& e) override {
+    if (e.end) return;
+    Choice& c = choices_[index];
+    if (c.logprobs) c.logprobs->add(e.token, e.logprob, e.top);
+    add(index, take_echo(c) + e.text, nullptr);
+  }
+
+  void on_finish(size_t index, const runtime::FinishEvent& e) override {
+    Choice& c = choices_[index];
+    c.finish = e.reason == runtime::FinishReason::kLength ? "length" : "stop";
+    add(index, take_echo(c) + e.text, c.finish);
+  }
+
+  void on_all_finished() override {
+    const Json usage = usage_json(prompt_tokens(), completion_tokens());
+    if (stream_) {
+      if (!request_.include_usage) return;
+      Json j = head();
+      j["choices"] = Json::array();
+      j["usage"] = usage;
+      return send_event(j);
+    }
+    Json j = head();
+    j["choices"] = Json::array();
+    for (size_t i = 0; i < choices_.size(); ++i) {
+      Choice& c = choices_[i];
+      j["choices"].push_back({{"index", i}, {"text", std::move(c.text)}, {"logprobs", c.logprobs ? c.logprobs->take() : Json()}, {"finish_reason", c.finish}});
+    }
+    j["usage"] = usage;
+    respond_whole(j);
+  }
+
+  CompletionRequest request_;
+  std::vector<Choice> choices_;
+  const std::string id_ = new_id("cmpl");
+  const int64_t created_ = now_seconds();
+};
+
+}  // namespace
+
+void start_completion(ServerContext& c, std::shared_ptr<Exchange> e) {
+  auto job = std::make_shared<CompletionJob>(c, e);
+  job->begin(e->request().body);
+}
+
+}  // namespace mi::server

@@ -1,0 +1,41 @@
+#pragma once
+// What every handler needs, shared and read-only while the server runs.
+
+#include <utility>   // before Boost.Asio 1.74
+
+#include <atomic>
+#include <boost/asio/thread_pool.hpp>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "runtime/loop.h"
+#include "server/openai/request.h"
+#include "server/openai/tool_calls.h"
+#include "text/constraint.h"
+#include "text/model_text.h"
+
+namespace mi::server {
+
+struct ServerContext {
+  runtime::EngineLoop* loop = nullptr;
+  text::ModelText text;
+  std::shared_ptr<const text::ConstraintFactory> constraints;   // null without a tokenizer
+  CallMarks marks;
+  SamplingDefaults defaults;
+  std::vector<std::string> model_names;         // the first is the one that is listed
+  int64_t created = 0;                          // seconds since the epoch
+  int64_t bos_id = -1;
+  int64_t longest_token = 1;                    // bytes: text of n bytes has at least n / longest_token tokens
+  std::atomic<bool> draining{false};
+  boost::asio::thread_pool* workers = nullptr;  // templates, tokenizing, rendering
+  // API requests answered, by endpoint and status; for /metrics.
+  std::mutex count_mutex;
+  std::vector<std::pair<std::pair<std::string, int>, uint64_t>> api_requests;
+  void count(const std::string& endpoint, int status);
+  bool serves(const std::string& model) const;
+};
+
+}  // namespace mi::server

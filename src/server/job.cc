@@ -1,0 +1,151 @@
+#include "server/job.h"
+
+#include <boost/asio/post.hpp>
+#include <chrono>
+#include <random>
+
+namespace mi::server {
+
+void ServerContext::count(const std::string& endpoint, int status) {
+  std::lock_guard lock(count_mutex);
+  for (auto& [key, n] : api_requests)
+    if (key.first == endpoint && key.second == status) {
+      ++n;
+      return;
+    }
+  api_requests.push_back({{endpoint, status}, 1});
+}
+
+bool ServerContext::serves(const std::string& model) const {
+  for (const std::string& n : model_names)
+    if (n == model) return true;
+  return false;
+}
+
+std::string new_id(const char* prefix) {
+  static thread_local std::mt19937_64 rng{std::random_device{}()};
+  return fmt::format("{}-{:016x}{:08x}", prefix, rng(), uint32_t(rng()));
+}
+
+int64_t now_seconds() { return std::chrono::duration_cast<std::chrono::seconds>(std::chrono::system_clock::now().time_since_epoch()).count(); }
+
+ApiError refusal_error(const runtime::Admission& a, const runtime::Limits& limits) {
+  ApiError e;
+  e.message = a.message;
+  if (!a.param.empty()) e.param = a.param;
+  switch (a.refusal) {
+    case runtime::Refusal::kTooLong:
+      e.code = "context_length_exceeded";
+      e.message = fmt::format("this model's maximum context length is {} tokens: {}", limits.longest(), a.message);
+      break;
+    case runtime::Refusal::kQueueFull:
+      e.status = 429;
+      e.type = "rate_limit_error";
+      e.code = "rate_limit_exceeded";
+      break;
+    case runtime::Refusal::kDraining:
+      e.status = 503;
+      e.type = "server_error";
+      e.code = "server_draining";
+      break;
+    default: break;
+  }
+  return e;
+}
+
+Job::Job(ServerContext& c, std::shared_ptr<Exchange> e, std::string endpoint)
+    : context_(c), endpoint_(std::move(endpoint)), exchange_(std::move(e)), strand_(boost::asio::make_strand(c.workers->get_executor())) {}
+
+void Job::fail(const ApiError& e) {
+  context_.count(endpoint_, e.status);
+  exchange_->respond(e.status, "application/json", error_json(e), e.status == 429 ? Headers{{"Retry-After", "1"}} : Headers{});
+}
+
+void Job::cancel_all() {
+  std::vector<uint64_t> ids;
+  {
+    std::lock_guard lock(ids_mutex_);
+    gone_ = true;
+    ids = ids_;
+  }
+  for (uint64_t id : ids) context_.loop->cancel(id);
+}
+
+// Runs on the strand, so that no event overtakes the decisions made here.
+void Job::start(std::vector<runtime::Request> requests, bool stream) {
+  stream_ = stream;
+  boost::asio::post(strand_, [self = shared_from_this(), requests = std::make_shared<std::vector<runtime::Request>>(std::move(requests))] {
+    self->open_ = requests->size();
+    for (size_t i = 0; i < requests->size(); ++i) {
+      const runtime::Admission a = self->context_.loop->submit(std::move((*requests)[i]), [self, i](runtime::Event&& e) {
+        boost::asio::post(self->strand_, [self, i, e = std::make_shared<runtime::Event>(std::move(e))] { self->on_event(i, std::move(*e)); });
+      });
+      if (!a.ok()) {
+        self->failure_ = a.message.empty() ? "refused" : a.message;
+        self->cancel_all();
+        self->fail(refusal_error(a, self->context_.loop->limits()));
+        return;
+      }
+      std::lock_guard lock(self->ids_mutex_);
+      self->ids_.push_back(a.id);
+    }
+    self->exchange_->on_gone([weak = self->weak_from_this()] {
+      if (const auto s = weak.lock()) s->cancel_all();
+    });
+    if (self->stream_) {
+      self->context_.count(self->endpoint_, 200);
+      self->exchange_->begin_stream("text/event-stream; charset=utf-8");
+      self->on_start();
+    }
+  });
+}
+
+void Job::on_event(size_t choice, runtime::Event&& event) {
+  const bool quiet = !failure_.empty();      // the answer was an error: events of cancelled choices are not shown
+  if (const auto* p = std::get_if<runtime::PromptEvent>(&event)) {
+    if (!quiet) on_prompt(choice, *p);
+  } else if (const auto* t = std::get_if<runtime::TokenEvent>(&event)) {
+    if (!quiet) on_token(choice, *t);
+  } else {
+    const auto& f = std::get<runtime::FinishEvent>(event);
+    completion_tokens_ += f.completion_tokens;
+    --open_;
+    if (quiet) return;
+    bool gone;
+    {
+      std::lock_guard lock(ids_mutex_);
+      gone = gone_;
+    }
+    if (f.reason == runtime::FinishReason::kError || (f.reason == runtime::FinishReason::kCancelled && !gone)) {
+      ApiError e;
+      e.status = 500;
+      e.type = "server_error";
+      e.message = f.reason == runtime::FinishReason::kError ? f.message : "the server is shutting down";
+      failure_ = e.message;
+      cancel_all();
+      if (stream_) {
+        exchange_->write("data: " + error_json(e) + "\n\ndata: [DONE]\n\n");
+        exchange_->end_stream();
+      } else {
+        fail(e);
+      }
+      return;
+    }
+    on_finish(choice, f);
+    if (open_ > 0) return;
+    on_all_finished();
+    if (stream_) {
+      exchange_->write("data: [DONE]\n\n");
+      exchange_->end_stream();
+    }
+  }
+}
+
+void Job::send_event(const Json& j) { exchange_->write("data: " + dump_json(j) + "\n\n"); }
+
+void Job::respond_whole(const Json& j) {
+  context_.count(endpoint_, 200);
+  exchange_->respond(200, "application/json", dump_json(j));
+}
+
+}  // namespace mi::server

@@ -1,0 +1,68 @@
+#pragma once
+// One API request being answered: its choices run in the step loop, their events come back here, are turned into JSON and
+// sent, streamed or whole. Created per request, kept alive by the sinks of its choices.
+
+#include <utility>   // before Boost.Asio 1.74
+
+#include <boost/asio/strand.hpp>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "server/context.h"
+#include "server/http/exchange.h"
+#include "server/openai/error.h"
+#include "server/openai/render.h"
+
+namespace mi::server {
+
+class Job : public std::enable_shared_from_this<Job> {
+ public:
+  Job(ServerContext& c, std::shared_ptr<Exchange> e, std::string endpoint);
+  virtual ~Job() = default;
+
+ protected:
+  // Submits all or none; the answer to a refusal is sent here.
+  void start(std::vector<runtime::Request> requests, bool stream);
+  void fail(const ApiError& e);
+  void send_event(const Json& j);                      // one SSE event
+
+  // Called in order per choice, all on the job's strand.
+  virtual void on_start() {}                            // before the first event of a stream
+  virtual void on_prompt(size_t choice, const runtime::PromptEvent& e) {}
+  virtual void on_token(size_t choice, const runtime::TokenEvent& e) = 0;
+  virtual void on_finish(size_t choice, const runtime::FinishEvent& e) = 0;
+  virtual void on_all_finished() = 0;                   // streams: the last events before [DONE]; else: respond_whole()
+  void respond_whole(const Json& j);
+
+  int64_t prompt_tokens() const { return prompt_tokens_; }
+  int64_t completion_tokens() const { return completion_tokens_; }
+  void set_prompt_tokens(int64_t n) { prompt_tokens_ = n; }
+
+  ServerContext& context_;
+  const std::string endpoint_;
+  bool stream_ = false;
+
+ private:
+  void on_event(size_t choice, runtime::Event&& e);
+  void cancel_all();
+  std::shared_ptr<Exchange> exchange_;
+  boost::asio::strand<boost::asio::thread_pool::executor_type> strand_;
+  std::mutex ids_mutex_;
+  std::vector<uint64_t> ids_;
+  bool gone_ = false;                                   // guarded by ids_mutex_
+  size_t open_ = 0;
+  int64_t prompt_tokens_ = 0, completion_tokens_ = 0;
+  std::string failure_;
+};
+
+// Refusals of the runtime as the API says them.
+ApiError refusal_error(const runtime::Admission& a, const runtime::Limits& limits);
+
+std::string new_id(const char* prefix);
+int64_t now_seconds();
+
+void start_chat(ServerContext& c, std::shared_ptr<Exchange> e);
+void start_completion(ServerContext& c, std::shared_ptr<Exchange> e);
+
+}  // namespace mi::server

@@ -1,0 +1,95 @@
+#include "server/metrics.h"
+
+#include <prometheus/metric_family.h>
+#include <prometheus/text_serializer.h>
+
+#include <sstream>
+
+namespace mi::server {
+namespace {
+
+using prometheus::ClientMetric;
+using prometheus::MetricFamily;
+using prometheus::MetricType;
+using Labels = std::vector<ClientMetric::Label>;
+
+class Families {
+ public:
+  explicit Families(std::string model) : model_(std::move(model)) {}
+
+  void gauge(const char* name, const char* help, double v) {
+    ClientMetric m = labelled({});
+    m.gauge.value = v;
+    family(name, help, MetricType::Gauge).metric.push_back(std::move(m));
+  }
+  void counter(const char* name, const char* help, double v, Labels labels = {}) {
+    ClientMetric m = labelled(std::move(labels));
+    m.counter.value = v;
+    family(name, help, MetricType::Counter).metric.push_back(std::move(m));
+  }
+  void histogram(const char* name, const char* help, const runtime::Histogram& h) {
+    ClientMetric m = labelled({});
+    m.histogram.sample_count = h.count;
+    m.histogram.sample_sum = h.sum;
+    uint64_t below = 0;
+    for (size_t i = 0; i < h.counts.size(); ++i) {
+      below += h.counts[i];
+      const double bound = i < runtime::Histogram::kBounds.size() ? runtime::Histogram::kBounds[i] : std::numeric_limits<double>::infinity();
+      m.histogram.bucket.push_back({below, bound});
+    }
+    family(name, help, MetricType::Histogram).metric.push_back(std::move(m));
+  }
+  std::string text() const {
+    std::ostringstream out;
+    prometheus::TextSerializer().Serialize(out, families_);
+    return out.str();
+  }
+
+ private:
+  ClientMetric labelled(Labels labels) const {
+    ClientMetric m;
+    m.label = std::move(labels);
+    m.label.push_back({"model_name", model_});
+    return m;
+  }
+  MetricFamily& family(const char* name, const char* help, MetricType type) {
+    if (!families_.empty() && families_.back().name == name) return families_.back();
+    families_.push_back({name, help, type, {}});
+    return families_.back();
+  }
+  std::string model_;
+  std::vector<MetricFamily> families_;
+};
+
+}  // namespace
+
+std::string metrics_text(ServerContext& c) {
+  const runtime::Stats s = c.loop->stats();
+  Families f(c.model_names.front());
+  f.gauge("vllm:num_requests_running", "Sequences in the batch.", double(s.running));
+  f.gauge("vllm:num_requests_waiting", "Sequences accepted and not in the batch.", double(s.waiting));
+  f.gauge("vllm:gpu_cache_usage_perc", "Share of KV pages in use, 0 to 1.", s.kv_pages_total ? double(s.kv_pages_used) / double(s.kv_pages_total) : 0);
+  f.gauge("metainfer:kv_pages_total", "KV pages of 64 tokens.", double(s.kv_pages_total));
+  f.gauge("metainfer:seconds_since_progress", "Seconds since a step ended or the loop was idle.", s.seconds_since_progress);
+  f.counter("vllm:prompt_tokens_total", "Prompt tokens of started sequences.", double(s.prompt_tokens));
+  f.counter("vllm:generation_tokens_total", "Generated tokens.", double(s.generated_tokens));
+  f.counter("vllm:num_preemptions_total", "Sequences put back for lack of KV pages.", double(s.preemptions));
+  f.counter("metainfer:steps_total", "Steps of the model.", double(s.steps));
+  f.counter("metainfer:computed_tokens_total", "Token rows run through the model, recomputation included.", double(s.computed_tokens));
+  f.counter("metainfer:model_seconds_total", "Seconds inside the model.", s.step_seconds);
+  f.counter("metainfer:host_seconds_total", "Seconds between steps: planning, sampling, text, delivery.", s.host_seconds);
+  for (int i = 0; i < runtime::kFinishReasons; ++i)
+    f.counter("vllm:request_success_total", "Sequences that ended, by reason.", double(s.finished[size_t(i)]), {{"finished_reason", runtime::finish_reason_name(runtime::FinishReason(i))}});
+  {
+    std::lock_guard lock(c.count_mutex);
+    for (const auto& [key, n] : c.api_requests)
+      f.counter("metainfer:api_requests_total", "API requests answered, by endpoint and status.", double(n), {{"endpoint", key.first}, {"status", std::to_string(key.second)}});
+  }
+  f.histogram("vllm:request_queue_time_seconds", "Arrival to first step.", s.queue);
+  f.histogram("vllm:time_to_first_token_seconds", "Arrival to first token.", s.ttft);
+  f.histogram("vllm:time_per_output_token_seconds", "Between tokens of one sequence.", s.inter_token);
+  f.histogram("vllm:e2e_request_latency_seconds", "Arrival to end.", s.e2e);
+  return f.text();
+}
+
+}  // namespace mi::server

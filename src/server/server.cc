@@ -1,0 +1,165 @@
+#include "server/server.h"
+
+#include <openssl/crypto.h>
+
+#include <algorithm>
+#include <boost/asio/post.hpp>
+#include <chrono>
+#include <sstream>
+
+#include "base/file.h"
+#include "server/context.h"
+#include "server/job.h"
+#include "server/metrics.h"
+
+namespace mi::server {
+namespace {
+
+constexpr const char* kJson = "application/json";
+constexpr const char* kModels = "/v1/models";
+
+struct Route {
+  const char* path;
+  std::vector<const char*> methods;
+  bool open = false;                            // needs no key
+};
+const std::vector<Route>& routes() {
+  static const std::vector<Route> r = {
+      {"/health", {"GET", "HEAD"}, true}, {"/metrics", {"GET"}}, {kModels, {"GET", "HEAD"}}, {"/v1/chat/completions", {"POST"}}, {"/v1/completions", {"POST"}}};
+  return r;
+}
+// "/v1/models/NAME" stands for the listing's route.
+const Route* find_route(const std::string& path) {
+  for (const Route& r : routes())
+    if (path == r.path) return &r;
+  static const Route one_model{"/v1/models/{id}", {"GET", "HEAD"}};
+  const std::string prefix = std::string(kModels) + "/";
+  return path.rfind(prefix, 0) == 0 && path.size() > prefix.size() && path.find('/', prefix.size()) == std::string::npos ? &one_model : nullptr;
+}
+
+ApiError plain_error(int status, std::string message, std::optional<std::string> code = {}) {
+  return {status, std::move(message), status >= 500 ? "server_error" : "invalid_request_error", {}, std::move(code)};
+}
+
+class Api : public ApiServer {
+ public:
+  Api(runtime::EngineLoop& loop, text::ModelText text, ServeOptions o) : options_(std::move(o)), workers_(static_cast<size_t>(options_.worker_threads)) {
+    context_.loop = &loop;
+    context_.text = std::move(text);
+    context_.model_names = options_.model_names;
+    context_.created = now_seconds();
+    context_.workers = &workers_;
+    context_.defaults = sampling_defaults(context_.text.generation);
+  }
+  ~Api() override { stop(0); }
+
+  Status begin() {
+    if (const text::Tokenizer* t = context_.text.tokenizer.get()) {
+      MI_TRY(context_.constraints, text::ConstraintFactory::make(context_.text.tokenizer, options_.eos_ids, options_.vocab));
+      context_.marks = call_marks(*t);
+      for (int64_t id = 0; id < t->vocab(); ++id) context_.longest_token = std::max(context_.longest_token, int64_t(t->token_bytes(int32_t(id)).size()));
+    }
+    HttpHandlers h;
+    h.early = [this](const HttpRequest& r) { return early(r); };
+    h.handle = [this](std::shared_ptr<Exchange> e) { handle(std::move(e)); };
+    h.error_body = [](int status, const std::string& message) { return error_json(plain_error(status, message)); };
+    MI_TRY(http_, HttpServer::listen(options_.host, options_.port, options_.http, std::move(h)));
+    return {};
+  }
+
+  std::string url() const override { return fmt::format("http://{}:{}", options_.host, http_->port()); }
+
+  void stop(double drain_seconds) override {
+    if (stopped_ || !http_) return;
+    stopped_ = true;
+    context_.draining = true;
+    http_->stop_accepting();
+    context_.loop->drain(std::chrono::milliseconds(int64_t(drain_seconds * 1000)));
+    http_->shut_down(drain_seconds > 0 ? 5 : 0);
+    workers_.join();
+  }
+
+ private:
+  EarlyAnswer refuse(int status, const std::string& message, Headers headers = {}, std::optional<std::string> code = {}) {
+    return {status, error_json(plain_error(status, message, std::move(code))), std::move(headers)};
+  }
+
+  // Equal time whatever the difference; every key is looked at.
+  bool key_is_known(const std::string& given) const {
+    bool found = false;
+    for (const std::string& key : options_.api_keys) found |= key.size() == given.size() && CRYPTO_memcmp(key.data(), given.data(), key.size()) == 0;
+    return found;
+  }
+
+  EarlyAnswer early(const HttpRequest& r) {
+    const Route* route = find_route(r.path);
+    if (!options_.api_keys.empty() && !(route && route->open)) {
+      bool ok = false;
+      if (r.authorization.size() == 1) {
+        const std::string& a = r.authorization[0];
+        std::string scheme = a.substr(0, 7);
+        std::transform(scheme.begin(), scheme.end(), scheme.begin(), [](unsigned char c) { return char(std::tolower(c)); });
+        ok = scheme == "bearer " && key_is_known(a.substr(7));
+      }
+      if (!ok) return refuse(401, "a valid API key is needed: Authorization: Bearer KEY", {{"WWW-Authenticate", "Bearer"}}, "invalid_api_key");
+    }
+    if (!route) return refuse(404, "there is nothing at this path; the API is at /v1/models, /v1/chat/completions and /v1/completions");
+    if (std::find(route->methods.begin(), route->methods.end(), r.method) == route->methods.end()) {
+      std::string allow;
+      for (const char* m : route->methods) allow += (allow.empty() ? "" : ", ") + std::string(m);
+      return refuse(405, fmt::format("this path answers {}", allow), {{"Allow", allow}});
+    }
+    if (context_.draining && r.method == "POST") return refuse(503, "the server is shutting down", {{"Retry-After", "5"}}, "server_draining");
+    return {};
+  }
+
+  Json model_json(const std::string& name) const {
+    return {{"id", name}, {"object", "model"}, {"created", context_.created}, {"owned_by", "metainfer"}, {"max_model_len", options_.max_seq_len}};
+  }
+
+  void handle(std::shared_ptr<Exchange> e) {
+    const std::string& path = e->request().path;
+    if (path == "/health") {
+      e->respond(200, kJson, R"({"status":"ok"})");
+    } else if (path == "/metrics") {
+      e->respond(200, "text/plain; version=0.0.4; charset=utf-8", metrics_text(context_));
+    } else if (path == kModels) {
+      e->respond(200, kJson, dump_json(Json{{"object", "list"}, {"data", Json::array({model_json(context_.model_names.front())})}}));
+    } else if (path.rfind(kModels, 0) == 0) {
+      const std::string name = path.substr(std::string(kModels).size() + 1);
+      if (context_.serves(name)) e->respond(200, kJson, dump_json(model_json(name)));
+      else e->respond(404, kJson, error_json(plain_error(404, fmt::format("the model '{}' does not exist here", clean_utf8(name.substr(0, 200))), "model_not_found")));
+    } else {
+      boost::asio::post(workers_, [this, e, chat = path == "/v1/chat/completions"] { chat ? start_chat(context_, e) : start_completion(context_, e); });
+    }
+  }
+
+  ServeOptions options_;
+  boost::asio::thread_pool workers_;
+  ServerContext context_;
+  std::unique_ptr<HttpServer> http_;
+  bool stopped_ = false;
+};
+
+}  // namespace
+
+Result<std::unique_ptr<ApiServer>> ApiServer::start(runtime::EngineLoop& loop, text::ModelText text, ServeOptions options) {
+  MI_CHECK(!options.model_names.empty());
+  auto a = std::make_unique<Api>(loop, std::move(text), std::move(options));
+  MI_TRY_VOID(a->begin());
+  return std::unique_ptr<ApiServer>(std::move(a));
+}
+
+Result<std::vector<std::string>> read_api_keys(const std::string& file) {
+  MI_TRY(const std::string content, read_file(file, size_t(1) << 20));
+  std::vector<std::string> keys;
+  std::istringstream lines(content);
+  for (std::string line; std::getline(lines, line);) {
+    while (!line.empty() && isspace(static_cast<unsigned char>(line.back()))) line.pop_back();
+    if (!line.empty() && line[0] != '#') keys.push_back(line);
+  }
+  if (keys.empty()) return bad_input("{}: holds no API key (one a line)", file);
+  return keys;
+}
+
+}  // namespace mi::server
