@@ -312,6 +312,19 @@ TEST(Batcher, AConstraintDecidesTheTokensAndTheEnd) {
   EXPECT_EQ(free.tokens(), alone(request(4, 5, 10)));
 }
 
+// "bc" was complete but waited for "abcd", which starts earlier; the limit came first.
+TEST(Batcher, AStopStringThatIsDecidedByTheLimitIsAStop) {
+  Bench b;
+  Request r = request(1, 5, 3);
+  r.constraint = std::make_unique<WordConstraint>(std::vector<int32_t>{1, 2, 3, 4});
+  r.stop = {"bc", "abcd"};
+  Recorder& rec = b.add(std::move(r));
+  b.run();
+  EXPECT_EQ(rec.text(), "a");
+  EXPECT_EQ(rec.finish().reason, FinishReason::kStop);
+  EXPECT_EQ(rec.finish().stop_string, "bc");
+}
+
 TEST(Batcher, MixedSettingsEqualAloneInEveryOrder) {
   auto make = [](size_t i) {
     Request r = request(i, 30 + int64_t(i), 25);

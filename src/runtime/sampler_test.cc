@@ -150,6 +150,10 @@ TEST(Sampler, RepetitionCountsPromptAndOutputTheOthersOutputOnly) {
   EXPECT_EQ(repetition.choose(row, {}).scored.token, 2);    // 0.75 against 0.5
   std::vector<float> negative = {-2, -1, -1.5f, -1.9f};      // 1 becomes -2, 2 becomes -3
   EXPECT_EQ(repetition.choose(negative, {}).scored.token, 3);
+
+  p.presence_penalty = 2;
+  EXPECT_EQ(choose(p, std::vector<float>{0, 0.5f, 1.5f, 0}, 1), 2);
+  EXPECT_EQ(Sampler(p, 1, prompt, {}).choose(std::vector<float>{0, 0.5f, 1.5f, 0}, {}).scored.token, 2);   // 0.75, not -1.25
 }
 
 TEST(Sampler, FrequencyPenaltyMakesTokensTakeTurns) {

@@ -77,8 +77,7 @@ StepPlan Scheduler::plan() {
   for (Sequence* seq : running_) {
     if (budget > 0 && !seq->decoding()) take_prefill(seq, &budget, &plan);
   }
-  // What was just preempted must not come straight back for the pages it gave up.
-  while (budget > 0 && plan.preempted == 0) {
+  while (budget > 0) {
     Sequence* next = waiting_.empty() ? nullptr : waiting_.front();
     if (!admit_next()) break;
     take_prefill(next, &budget, &plan);

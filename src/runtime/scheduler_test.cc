@@ -127,6 +127,21 @@ TEST(Scheduler, YoungestIsPreemptedAndComesBackWithItsTokens) {
   s.remove(b.get());
 }
 
+TEST(Scheduler, AdmissionLeavesEachRunningSequenceAPageToGrow) {
+  Scheduler s({.max_batch_size = 4, .max_tokens_per_step = 256, .prefill_tokens = 256}, 4);
+  auto a = sequence(64), b = sequence(60), c = sequence(60), d = sequence(60);
+  for (Sequence* q : {a.get(), b.get(), c.get(), d.get()}) s.add(q);
+  EXPECT_EQ(s.plan().work.size(), 2u);   // 4 pages: one each, and one each to come
+  EXPECT_EQ(s.waiting(), 2);
+  s.check_invariants();
+  s.remove(c.get());
+  EXPECT_EQ(s.waiting(), 1);
+  s.remove(a.get());
+  s.remove(b.get());
+  EXPECT_EQ(s.plan().work.size(), 1u);
+  s.remove(d.get());
+}
+
 TEST(Scheduler, RandomTrafficEndsWithAllPagesBackAndNobodyStarved) {
   for (uint64_t seed = 0; seed < 60; ++seed) {
     uint64_t n = 0;

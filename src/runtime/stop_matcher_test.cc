@@ -57,6 +57,12 @@ TEST(StopMatcher, OneIsPrefixOfTheOther) {
   EXPECT_EQ(m.push("the e"), "the ");
   EXPECT_EQ(m.push("nd"), "");
   EXPECT_EQ(m.matched(), "end");
+
+  for (auto stops : {std::vector<std::string>{"end", "endn"}, {"endn", "end"}}) {
+    StopMatcher both(stops);
+    EXPECT_EQ(both.push("the endnote"), "the ");
+    EXPECT_EQ(both.matched(), "end");
+  }
 }
 
 TEST(StopMatcher, EarliestStartWinsEvenIfCompleteLater) {

@@ -1,0 +1,77 @@
+// The loop over the real executor: a small MoE model with int8 weights, sliding window and block-index attention.
+
+#include <gtest/gtest.h>
+
+#include "exec/test_model.h"
+#include "runtime/generate.h"
+#include "runtime/testing.h"
+
+namespace mi::runtime {
+namespace {
+
+exec::testing::ModelShape shape() {
+  exec::testing::ModelShape s;
+  s.packing = artifact::Packing::kPackedI8;
+  s.fused = true;
+  s.window = 40;
+  s.index = true;
+  return s;
+}
+
+struct World {
+  int threads = 1;
+  int64_t pages = 64, chunk = 512, batch = 16;
+};
+
+std::vector<Request> requests(size_t only = SIZE_MAX) {
+  std::vector<Request> all;
+  for (size_t i = 0; i < 12; ++i) {
+    if (only != SIZE_MAX && i != only) continue;
+    Request r;
+    for (size_t k = 0; k < 3 + i * 17 % 150; ++k) r.prompt.push_back(int32_t(random_u64(i, k) % 50));
+    r.max_tokens = 100;
+    r.sampling.temperature = i % 3 == 2 ? 1.0 : 0.0;
+    r.sampling.seed = i;
+    r.sampling.logprobs = 2;
+    if (i % 4 == 1) r.sampling.repetition_penalty = 1.3;
+    all.push_back(std::move(r));
+  }
+  return all;
+}
+
+std::vector<Completion> run(const exec::testing::TestModel& model, const World& w, std::vector<Request> r, Stats* stats = nullptr) {
+  hw::ThreadPool pool(w.threads);
+  exec::LoadOptions load;
+  load.kv_pages = w.pages;
+  load.max_tokens_per_step = 512;
+  auto engine = exec::Engine::load(model.dir(), load, pool);
+  MI_CHECK(engine.ok(), "{}", engine.error().message());
+  EngineLoop loop(make_engine_stepper(**engine, pool), nullptr,
+                  {.max_batch_size = w.batch, .prefill_tokens = w.chunk, .prefill_tokens_beside_decodes = w.chunk});
+  auto out = generate(loop, std::move(r));
+  MI_CHECK(out.ok(), "{}", out.error().message());
+  if (stats) *stats = loop.stats();
+  return std::move(out).value();
+}
+
+TEST(EngineStepper, TokensAndLogprobBitsAreThoseOfTheRequestAlone) {
+  const exec::testing::TestModel model(shape());
+  std::vector<Completion> want;
+  for (size_t i = 0; i < 12; ++i) want.push_back(std::move(run(model, {}, requests(i))[0]));
+  for (const World& w : {World{.chunk = 1}, World{.chunk = 7}, World{.chunk = 64}, World{.threads = 2, .chunk = 512}, World{.threads = 2, .pages = 5},
+                         World{.batch = 1}}) {
+    Stats stats;
+    std::vector<Completion> got = run(model, w, requests(), &stats);
+    if (w.pages == 5) {
+      EXPECT_GT(stats.preemptions, 0u);
+    }
+    for (size_t i = 0; i < 12; ++i) {
+      EXPECT_EQ(got[i].tokens, want[i].tokens) << i << " chunk " << w.chunk << " threads " << w.threads << " pages " << w.pages;
+      ASSERT_EQ(got[i].scores.size(), want[i].scores.size());
+      for (size_t t = 0; t < got[i].scores.size(); ++t) EXPECT_EQ(got[i].scores[t].logprob, want[i].scores[t].logprob);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace mi::runtime
