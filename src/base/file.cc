@@ -24,7 +24,7 @@ Error io_error(const Path& p, const char* doing, int err) {
     return fail(ErrorCode::kEnvironment, "{}: the disk is full{}; free some space or write elsewhere", p.string(),
                 free.ok() ? fmt::format(" ({} free)", human_bytes(double(*free))) : "");
   }
-  const bool environment = err == ENOMEM || err == EMFILE || err == ENFILE || err == EIO || err == EROFS;
+  const bool environment = err == ENOMEM || err == EMFILE || err == ENFILE || err == EIO || err == EROFS || err == EFBIG;
   return fail(environment ? ErrorCode::kEnvironment : ErrorCode::kBadInput, "{}: cannot {}: {}", p.string(), doing, std::strerror(err));
 }
 
