@@ -25,7 +25,10 @@ impl Factory {
             return Err(format!("the end token {end} is outside of the vocabulary of {vocab}"));
         }
         let Some(&first_end) = ends.first() else {
-            return Err("a grammar needs an end token, and the model names none (eos_token_id in generation_config.json)".into());
+            return Err(
+                "a grammar needs an end token, and the model names none (eos_token_id in generation_config.json)"
+                    .into(),
+            );
         };
         // Longer tokens don't fit into the trie; no grammar allows them then.
         const LONGEST: usize = 1000;
@@ -72,7 +75,9 @@ impl Factory {
         };
         let inner = llguidance::Matcher::new(self.parsers.create_parser(grammar));
         match inner.get_error() {
-            Some(error) => Err(format!("the {} can't be used: {}", kind.replace("json_schema", "JSON schema"), brief(&error))),
+            Some(error) => {
+                Err(format!("the {} can't be used: {}", kind.replace("json_schema", "JSON schema"), brief(&error)))
+            }
             None => Ok(Matcher { inner, ends: self.ends.clone() }),
         }
     }

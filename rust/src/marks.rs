@@ -100,7 +100,8 @@ impl Marked {
         if self.user.is_empty() || changed.chars().count() != self.plain.chars().count() {
             return changed;
         }
-        let place = |byte| changed.char_indices().nth(self.plain[..byte].chars().count()).map_or(changed.len(), |(i, _)| i);
+        let place =
+            |byte| changed.char_indices().nth(self.plain[..byte].chars().count()).map_or(changed.len(), |(i, _)| i);
         let user = self.user.iter().map(|&(begin, end)| (place(begin), place(end))).collect();
         let len = changed.len();
         Marked { user, plain: changed }.cut(0, len)
@@ -180,7 +181,8 @@ pub enum Source {
 }
 
 /// Keys whose strings are free text however they look.
-const FREE: [&str; 8] = ["content", "text", "reasoning_content", "reasoning", "thinking", "arguments", "description", "refusal"];
+const FREE: [&str; 8] =
+    ["content", "text", "reasoning_content", "reasoning", "thinking", "arguments", "description", "refusal"];
 
 impl Source {
     /// The source of what lies under `key`.

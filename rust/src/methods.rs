@@ -22,12 +22,17 @@ pub fn install(env: &mut Environment) {
     });
     env.add_function("strftime_now", |format: String| strftime_now(&without_marks(&format)));
     env.add_filter("tojson", tojson);
-    env.add_filter(
-        "string",
-        |value: &Value| if value.kind() == ValueKind::String { value.clone() } else { Value::from(str_of(value)) },
-    );
+    env.add_filter("string", |value: &Value| {
+        if value.kind() == ValueKind::String {
+            value.clone()
+        } else {
+            Value::from(str_of(value))
+        }
+    });
     for name in ["upper", "lower", "capitalize", "replace"] {
-        env.add_filter(name, move |state: &mut State, value: &Value, args: Rest<Value>| on_text(state, value, name, &args));
+        env.add_filter(name, move |state: &mut State, value: &Value, args: Rest<Value>| {
+            on_text(state, value, name, &args)
+        });
     }
     // Jinja's title() begins words elsewhere than Python's.
     env.add_filter("title", |value: &Value| {
@@ -52,8 +57,9 @@ pub fn install(env: &mut Environment) {
         });
     }
     // As Python counts them: strings are both, none is neither, an undefined value can be iterated.
-    let has_items =
-        |value: &Value| matches!(value.kind(), ValueKind::Seq | ValueKind::Map | ValueKind::String | ValueKind::Iterable);
+    let has_items = |value: &Value| {
+        matches!(value.kind(), ValueKind::Seq | ValueKind::Map | ValueKind::String | ValueKind::Iterable)
+    };
     env.add_test("sequence", has_items);
     env.add_test("iterable", move |value: &Value| value.is_undefined() || has_items(value));
 }
@@ -120,7 +126,8 @@ fn string_method(state: &mut State, value: &Value, method: &str, args: &[Value])
         "strip" | "lstrip" | "rstrip" => {
             let (letters,): (Option<&str>,) = from_args(&plain_args)?;
             let goes = |c: char| letters.map_or(c.is_whitespace(), |letters| letters.contains(c));
-            let begin = if method == "rstrip" { 0 } else { plain_text.len() - plain_text.trim_start_matches(goes).len() };
+            let begin =
+                if method == "rstrip" { 0 } else { plain_text.len() - plain_text.trim_start_matches(goes).len() };
             let end = if method == "lstrip" { plain_text.len() } else { plain_text.trim_end_matches(goes).len() };
             Ok(all((begin, end.max(begin))))
         }
@@ -135,7 +142,8 @@ fn string_method(state: &mut State, value: &Value, method: &str, args: &[Value])
         "split" | "rsplit" => {
             let (separator, most, options): (Option<&str>, Option<i64>, Kwargs) = from_args(&plain_args)?;
             let separator = separator.or(options.get("sep")?);
-            let most = most.or(options.get("maxsplit")?).and_then(|most| usize::try_from(most).ok()).unwrap_or(usize::MAX);
+            let most =
+                most.or(options.get("maxsplit")?).and_then(|most| usize::try_from(most).ok()).unwrap_or(usize::MAX);
             options.assert_all_used()?;
             Ok(list(match separator {
                 Some("") => return Err(Error::new(ErrorKind::InvalidOperation, "split: empty separator")),
@@ -185,7 +193,12 @@ fn string_method(state: &mut State, value: &Value, method: &str, args: &[Value])
         }
         "casefold" => Ok(Value::from(text.like(plain_text.to_lowercase()))),
         "index" | "rindex" => {
-            let found = unknown_method_callback(state, &Value::from(plain_text), &method.replace("index", "find"), &plain_args)?;
+            let found = unknown_method_callback(
+                state,
+                &Value::from(plain_text),
+                &method.replace("index", "find"),
+                &plain_args,
+            )?;
             if found == Value::from(-1) {
                 Err(Error::new(ErrorKind::InvalidOperation, "substring not found"))
             } else {
@@ -271,7 +284,8 @@ fn split_words(text: &str, most: usize, from_right: bool) -> Parts {
 }
 
 fn split_lines(text: &str, keep_ends: bool) -> Parts {
-    let is_end = |c: char| matches!(c, '\n' | '\r' | '\x0b' | '\x0c' | '\x1c'..='\x1e' | '\u{85}' | '\u{2028}' | '\u{2029}');
+    let is_end =
+        |c: char| matches!(c, '\n' | '\r' | '\x0b' | '\x0c' | '\x1c'..='\x1e' | '\u{85}' | '\u{2028}' | '\u{2029}');
     let mut parts = vec![];
     let mut done = 0;
     let mut letters = text.char_indices().peekable();

@@ -30,8 +30,9 @@ fn repr(value: &Value) -> String {
         ValueKind::String => str_repr(value.as_str().unwrap_or_default()),
         ValueKind::Map => {
             let pairs = value.try_iter().into_iter().flatten();
-            let pairs: Vec<_> =
-                pairs.map(|key| format!("{}: {}", repr(&key), repr(&value.get_item(&key).unwrap_or_default()))).collect();
+            let pairs: Vec<_> = pairs
+                .map(|key| format!("{}: {}", repr(&key), repr(&value.get_item(&key).unwrap_or_default())))
+                .collect();
             format!("{{{}}}", pairs.join(", "))
         }
         ValueKind::Seq | ValueKind::Iterable if value.is_tuple() => {
@@ -169,7 +170,9 @@ impl Dumps {
                 }
                 out.push('}');
             }
-            kind => return Err(Error::new(ErrorKind::InvalidOperation, format!("tojson: an {kind} value is not JSON"))),
+            kind => {
+                return Err(Error::new(ErrorKind::InvalidOperation, format!("tojson: an {kind} value is not JSON")))
+            }
         }
         Ok(())
     }

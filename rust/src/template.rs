@@ -40,7 +40,13 @@ impl Template {
         Ok(Template { env, fixed })
     }
 
-    pub fn render(&self, messages: &str, tools: &str, extra: &str, add_generation_prompt: bool) -> Result<Rendered, Failure> {
+    pub fn render(
+        &self,
+        messages: &str,
+        tools: &str,
+        extra: &str,
+        add_generation_prompt: bool,
+    ) -> Result<Rendered, Failure> {
         let mut messages: Json = parse(messages, "the messages")?;
         for message in messages.as_array_mut().ok_or("the messages are not a list")? {
             tidy(message.as_object_mut().ok_or("a message is not an object")?);
@@ -50,7 +56,9 @@ impl Template {
 
         let variables = |marker: &mut dyn FnMut(&str) -> String| -> Value {
             let mut all: Vec<(String, Value)> = vec![("documents".into(), Value::from(()))];
-            all.extend(self.fixed.iter().map(|(key, json)| (key.clone(), value(json, Source::Protocol, &mut str::to_string))));
+            all.extend(
+                self.fixed.iter().map(|(key, json)| (key.clone(), value(json, Source::Protocol, &mut str::to_string))),
+            );
             all.extend(extra.iter().map(|(key, json)| (key.clone(), value(json, Source::Protocol, marker))));
             all.push(("messages".into(), value(&messages, Source::Protocol, marker)));
             all.push(("tools".into(), value(&tools, Source::Protocol, marker)));
@@ -68,8 +76,10 @@ impl Template {
             return Ok(Rendered { text, user: vec![] });
         }
         let marked = marks::with_marks(|| template.render(variables(&mut marks::wrap)));
-        let user =
-            marked.ok().and_then(|marked| marks::compare(&text, &marked)).unwrap_or_else(|| marks::search(&text, &strings));
+        let user = marked
+            .ok()
+            .and_then(|marked| marks::compare(&text, &marked))
+            .unwrap_or_else(|| marks::search(&text, &strings));
         Ok(Rendered { text, user })
     }
 }
@@ -206,8 +216,10 @@ pub unsafe extern "C" fn mi_text_template_compile(
     out: *mut Buf,
 ) -> i32 {
     answer(out, || {
-        let compiled =
-            Template::compile(text(source, size, "the chat template")?, text(variables, variables_size, "a variable")?)?;
+        let compiled = Template::compile(
+            text(source, size, "the chat template")?,
+            text(variables, variables_size, "a variable")?,
+        )?;
         *template = Box::into_raw(Box::new(compiled));
         Ok(vec![])
     })

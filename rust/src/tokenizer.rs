@@ -105,7 +105,9 @@ impl Tokenizer {
     /// The bytes of the token when it opens a text.
     fn first_bytes(&self, id: u32) -> Vec<u8> {
         match self.reference.id_to_token(id) {
-            Some(name) if self.decoding.first_differs() => self.decoding.piece(&name, self.flags(id) & ADDED != 0, true).bytes,
+            Some(name) if self.decoding.first_differs() => {
+                self.decoding.piece(&name, self.flags(id) & ADDED != 0, true).bytes
+            }
             _ => self.bytes(id).to_vec(),
         }
     }
@@ -138,14 +140,15 @@ impl Tokenizer {
     /// The reference's cuts, or None when one of its control tokens touches text of the user.
     fn cut_by_reference(&self, text: &str, user: &[Range]) -> Option<PreTokenizedString> {
         let parts = self.reference.get_added_vocabulary().extract_and_normalize(self.reference.get_normalizer(), text);
-        let forged =
-            parts.get_splits(OffsetReferential::Original, OffsetType::Byte).into_iter().any(|(_, (begin, end), tokens)| {
+        let forged = parts.get_splits(OffsetReferential::Original, OffsetType::Byte).into_iter().any(
+            |(_, (begin, end), tokens)| {
                 // A token may have swallowed blanks of the user; only its own letters count.
                 let own = &text[begin..end];
                 let begin = end - own.trim_start().len();
                 let end = begin + own.trim().len();
                 tokens.is_some() && begin < end && touches((begin, end), user)
-            });
+            },
+        );
         if forged {
             None
         } else {
@@ -153,7 +156,12 @@ impl Tokenizer {
         }
     }
 
-    fn cut_around_user(&self, text: &str, user: &[Range], whole_is_user: bool) -> tokenizers::Result<PreTokenizedString> {
+    fn cut_around_user(
+        &self,
+        text: &str,
+        user: &[Range],
+        whole_is_user: bool,
+    ) -> tokenizers::Result<PreTokenizedString> {
         let mut parts = PreTokenizedString::from(text);
         if !whole_is_user {
             parts.split(|_, part| Ok(self.raw.cut(part, user)))?;
@@ -188,7 +196,8 @@ impl Tokenizer {
 }
 
 fn names_type(json: &Value, name: &str) -> bool {
-    json["type"] == name || json["normalizers"].as_array().is_some_and(|steps| steps.iter().any(|step| names_type(step, name)))
+    json["type"] == name
+        || json["normalizers"].as_array().is_some_and(|steps| steps.iter().any(|step| names_type(step, name)))
 }
 
 pub struct Decoder {

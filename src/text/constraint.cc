@@ -16,7 +16,9 @@ class RustConstraint final : public Constraint {
     MI_CHECK(copy != nullptr, "a grammar could not be copied");
     return std::make_unique<RustConstraint>(copy);
   }
-  bool fill_mask(std::span<uint32_t> mask) override { return mi_text_matcher_fill(handle_, mask.data(), mask.size()) != 0; }
+  bool fill_mask(std::span<uint32_t> mask) override {
+    return mi_text_matcher_fill(handle_, mask.data(), mask.size()) != 0;
+  }
   Status accept(int32_t token) override {
     RustBuf out;
     if (mi_text_matcher_accept(handle_, uint32_t(token), out.out()) != 0) return out.error(ErrorCode::kUsage);
@@ -33,8 +35,12 @@ class RustFactory final : public ConstraintFactory {
   explicit RustFactory(mi_text_grammars* handle) : handle_(handle) {}
   ~RustFactory() override { mi_text_grammars_free(handle_); }
 
-  Result<std::unique_ptr<Constraint>> json_schema(std::string_view schema_json) const override { return make("json_schema", schema_json); }
-  Result<std::unique_ptr<Constraint>> json_object() const override { return make("json_schema", R"({"type": "object"})"); }
+  Result<std::unique_ptr<Constraint>> json_schema(std::string_view schema_json) const override {
+    return make("json_schema", schema_json);
+  }
+  Result<std::unique_ptr<Constraint>> json_object() const override {
+    return make("json_schema", R"({"type": "object"})");
+  }
   Result<std::unique_ptr<Constraint>> regex(std::string_view rx) const override { return make("regex", rx); }
   Result<std::unique_ptr<Constraint>> lark(std::string_view grammar) const override { return make("lark", grammar); }
 
@@ -52,7 +58,8 @@ class RustFactory final : public ConstraintFactory {
 }  // namespace
 
 Result<std::shared_ptr<const ConstraintFactory>> ConstraintFactory::make(std::shared_ptr<const Tokenizer> t,
-                                                                        std::span<const int64_t> eos_ids, int64_t vocab) {
+                                                                         std::span<const int64_t> eos_ids,
+                                                                         int64_t vocab) {
   std::vector<uint32_t> ends;
   for (int64_t id : eos_ids) {
     if (id < 0 || id >= vocab) return bad_input("the end token {} is outside of the vocabulary of {}", id, vocab);
@@ -60,7 +67,8 @@ Result<std::shared_ptr<const ConstraintFactory>> ConstraintFactory::make(std::sh
   }
   RustBuf out;
   mi_text_grammars* handle = nullptr;
-  if (mi_text_grammars_new(rust_tokenizer(*t).handle(), ends.data(), ends.size(), size_t(vocab), &handle, out.out()) != 0)
+  if (mi_text_grammars_new(rust_tokenizer(*t).handle(), ends.data(), ends.size(), size_t(vocab), &handle, out.out()) !=
+      0)
     return out.error();
   return std::shared_ptr<const ConstraintFactory>(std::make_shared<RustFactory>(handle));
 }

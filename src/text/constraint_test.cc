@@ -14,7 +14,7 @@ namespace {
 
 using testing::HasSubstr;
 
-constexpr int64_t kVocab = 2056;   // the tokenizer's 2048, padded as embedding tables are
+constexpr int64_t kVocab = 2056;  // the tokenizer's 2048, padded as embedding tables are
 
 class ConstraintTest : public testing::Test {
  protected:
@@ -93,11 +93,13 @@ class ConstraintTest : public testing::Test {
 };
 
 TEST_F(ConstraintTest, JsonSchema) {
-  const char* schema = R"({"type": "object", "properties": {"name": {"type": "string", "maxLength": 8}, "n": {"type": "integer", "minimum": 0, "maximum": 99}, "kind": {"enum": ["a", "b"]}},
+  const char* schema =
+      R"({"type": "object", "properties": {"name": {"type": "string", "maxLength": 8}, "n": {"type": "integer", "minimum": 0, "maximum": 99}, "kind": {"enum": ["a", "b"]}},
                            "required": ["name", "n", "kind"], "additionalProperties": false})";
   EXPECT_TRUE(accepts_whole(factory_->json_schema(schema), R"({"name": "x", "n": 7, "kind": "b"})"));
   EXPECT_TRUE(accepts_whole(factory_->json_schema(schema), "{\n  \"name\": \"\u00e9\", \"n\": 7, \"kind\": \"b\"}"));
-  for (const char* wrong : {R"({"name": "x", "n": 100)", R"({"name": "x", "n": "7")", R"({"n")", R"([)", R"({"name": "x", "n": 7, "kind": "c")", R"({"name": "123456789)"})
+  for (const char* wrong : {R"({"name": "x", "n": 100)", R"({"name": "x", "n": "7")", R"({"n")", R"([)",
+                            R"({"name": "x", "n": 7, "kind": "c")", R"({"name": "123456789)"})
     EXPECT_FALSE(accepts(**factory_->json_schema(schema), wrong)) << wrong;
 
   int ended = 0;
@@ -175,7 +177,7 @@ TEST_F(ConstraintTest, EndsOnlyWhereTheTextIsComplete) {
   EXPECT_FALSE(may_end(*c));
   EXPECT_FALSE(c->finished());
   ASSERT_TRUE(accepts(*c, "a"));
-  EXPECT_TRUE(may_end(*c));          // may end, may go on
+  EXPECT_TRUE(may_end(*c));  // may end, may go on
   EXPECT_FALSE(c->finished());
   EXPECT_TRUE(allowed(mask_of(*c), ends_[1]));
   ASSERT_TRUE(accepts(*c, "b"));
@@ -184,7 +186,7 @@ TEST_F(ConstraintTest, EndsOnlyWhereTheTextIsComplete) {
 
   c = take(factory_->regex("ab"));
   ASSERT_TRUE(accepts(*c, "ab"));
-  EXPECT_TRUE(c->finished());        // nothing can follow
+  EXPECT_TRUE(c->finished());  // nothing can follow
   std::vector<uint32_t> mask((kVocab + 31) / 32);
   EXPECT_FALSE(c->fill_mask(mask));
   for (int64_t id = 0; id < kVocab; ++id) EXPECT_EQ(allowed(mask, id), id == ends_[0] || id == ends_[1]) << id;
@@ -214,9 +216,13 @@ TEST_F(ConstraintTest, ClonesGoTheirOwnWays) {
 TEST_F(ConstraintTest, BadGrammarsAreErrors) {
   EXPECT_THAT(factory_->json_schema("{").error().message(), HasSubstr("JSON schema is not valid JSON"));
   EXPECT_THAT(factory_->json_schema("7").error().message(), HasSubstr("JSON schema"));
-  EXPECT_THAT(factory_->json_schema(R"({"type": "strange"})").error().message(), HasSubstr("JSON schema can't be used"));
-  EXPECT_THAT(factory_->json_schema(R"({"type": "object", "properties": {"a": {"$ref": "#/$defs/none"}}})").error().message(), HasSubstr("none"));
-  EXPECT_THAT(factory_->json_schema(R"({"$ref": "http://elsewhere/schema.json"})").error().message(), HasSubstr("JSON schema can't be used"));
+  EXPECT_THAT(factory_->json_schema(R"({"type": "strange"})").error().message(),
+              HasSubstr("JSON schema can't be used"));
+  EXPECT_THAT(
+      factory_->json_schema(R"({"type": "object", "properties": {"a": {"$ref": "#/$defs/none"}}})").error().message(),
+      HasSubstr("none"));
+  EXPECT_THAT(factory_->json_schema(R"({"$ref": "http://elsewhere/schema.json"})").error().message(),
+              HasSubstr("JSON schema can't be used"));
   EXPECT_THAT(factory_->regex("(").error().message(), HasSubstr("regex can't be used"));
   EXPECT_THAT(factory_->lark("start: nothing").error().message(), HasSubstr("lark can't be used"));
   EXPECT_FALSE(factory_->lark("").ok());
@@ -239,7 +245,8 @@ TEST_F(ConstraintTest, HostileGrammarsEnd) {
   hostile.push_back(factory_->regex("((a{1,1000}){1,1000}){1,1000}"));
   hostile.push_back(factory_->regex("(a|aa|aaa|a*b)*(.*x.*y.*)*z"));
   hostile.push_back(factory_->json_schema(R"({"type": "string", "pattern": "(((x{1,500}){1,500}){1,500}){1,500}"})"));
-  hostile.push_back(factory_->json_schema(R"({"type": "array", "minItems": 1000000, "items": {"type": "array", "minItems": 1000000}})"));
+  hostile.push_back(factory_->json_schema(
+      R"({"type": "array", "minItems": 1000000, "items": {"type": "array", "minItems": 1000000}})"));
   hostile.push_back(factory_->lark("start: a\na: a a | \"x\" | \"\""));
   for (auto& c : hostile)
     if (c.ok()) draw_some(**c, 40);

@@ -14,7 +14,7 @@ class RustBuf {
   RustBuf() = default;
   RustBuf(const RustBuf&) = delete;
   ~RustBuf() { mi_text_buf_free(&buf_); }
-  mi_text_buf* out() { return &buf_; }          // for one call
+  mi_text_buf* out() { return &buf_; }  // for one call
   std::string_view text() const { return {reinterpret_cast<const char*>(buf_.data), buf_.size}; }
   Error error(ErrorCode code = ErrorCode::kBadInput) const { return Error(code, std::string(text())); }
 

@@ -10,7 +10,8 @@
 namespace mi::text {
 namespace {
 
-static_assert(sizeof(Tokenizer::Range) == sizeof(mi_text_range) && offsetof(Tokenizer::Range, end) == offsetof(mi_text_range, end));
+static_assert(sizeof(Tokenizer::Range) == sizeof(mi_text_range) &&
+              offsetof(Tokenizer::Range, end) == offsetof(mi_text_range, end));
 
 std::string_view as_text(const uint8_t* data, size_t size) { return {reinterpret_cast<const char*>(data), size}; }
 
@@ -95,11 +96,14 @@ bool RustTokenizer::is_special(int32_t id) const {
   return (flags & MI_TEXT_TOKEN_SPECIAL) != 0;
 }
 
-int32_t RustTokenizer::id_of(std::string_view token) const { return mi_text_tokenizer_id(handle_, token.data(), token.size()); }
+int32_t RustTokenizer::id_of(std::string_view token) const {
+  return mi_text_tokenizer_id(handle_, token.data(), token.size());
+}
 
 struct StreamDecoder::Impl {
-  Impl(std::shared_ptr<const Tokenizer> t, bool skip_special) : tokenizer(std::move(t)), decoder(rust_tokenizer(*tokenizer), skip_special) {}
-  std::shared_ptr<const Tokenizer> tokenizer;   // outlives the decoder
+  Impl(std::shared_ptr<const Tokenizer> t, bool skip_special)
+      : tokenizer(std::move(t)), decoder(rust_tokenizer(*tokenizer), skip_special) {}
+  std::shared_ptr<const Tokenizer> tokenizer;  // outlives the decoder
   Decoder decoder;
 };
 

@@ -1,5 +1,6 @@
 #pragma once
-// The one Tokenizer there is: an owner of the Rust handle. Internal to this room (the constraint factory needs the handle).
+// The one Tokenizer there is: an owner of the Rust handle. Internal to this room (the constraint factory needs the
+// handle).
 
 #include "mi_text.h"
 #include "text/tokenizer.h"
@@ -8,7 +9,8 @@ namespace mi::text {
 
 class RustTokenizer final : public Tokenizer {
  public:
-  explicit RustTokenizer(mi_text_tokenizer* handle) : handle_(handle), vocab_(int64_t(mi_text_tokenizer_vocab(handle))) {}
+  explicit RustTokenizer(mi_text_tokenizer* handle)
+      : handle_(handle), vocab_(int64_t(mi_text_tokenizer_vocab(handle))) {}
   ~RustTokenizer() override { mi_text_tokenizer_free(handle_); }
   const mi_text_tokenizer* handle() const { return handle_; }
 

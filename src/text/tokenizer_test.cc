@@ -150,12 +150,14 @@ TEST(StreamDecoder, InvalidBytesDoNotStall) {
     return -1;
   };
   StreamDecoder d(t, true);
-  EXPECT_EQ(d.push(byte(0xff)), "\ufffd");            // never part of a character
+  EXPECT_EQ(d.push(byte(0xff)), "\ufffd");  // never part of a character
   EXPECT_EQ(d.push(byte(0xe4)), "");
-  EXPECT_EQ(d.push(byte('a')), "\ufffd" "a");         // the started one can't be finished any more
+  EXPECT_EQ(d.push(byte('a')),
+            "\ufffd"
+            "a");  // the started one can't be finished any more
   EXPECT_EQ(d.push(byte(0xf0)), "");
   EXPECT_EQ(d.push(byte(0x9f)), "");
-  EXPECT_EQ(d.push(t->id_of("<|end|>")), "");         // skipped: nothing is decided by it
+  EXPECT_EQ(d.push(t->id_of("<|end|>")), "");  // skipped: nothing is decided by it
   EXPECT_EQ(d.push(byte(0x98)), "");
   EXPECT_EQ(d.push(byte(0x80)), "\U0001f600");
   for (int i = 0; i < 1000; ++i) EXPECT_EQ(d.push(byte(0x80)), "\ufffd");
@@ -166,7 +168,7 @@ TEST(StreamDecoder, ByteFallback) {
   auto t = small("byte_fallback");
   const auto byte = [](uint8_t b) { return 3 + int32_t(b); };
   StreamDecoder d(t, true);
-  EXPECT_EQ(d.push(t->id_of("\u2581hello")), "hello");   // the blank that encoding adds goes again
+  EXPECT_EQ(d.push(t->id_of("\u2581hello")), "hello");  // the blank that encoding adds goes again
   EXPECT_EQ(d.push(t->id_of("\u2581hello")), " hello");
   EXPECT_EQ(d.push(byte(0xe4)), "");
   EXPECT_EQ(d.push(byte(0xbd)), "");
@@ -176,7 +178,7 @@ TEST(StreamDecoder, ByteFallback) {
   EXPECT_EQ(d.push(t->id_of("llo")), "\ufffd\ufffdllo");
   EXPECT_EQ(d.push(byte(0xe4)), "");
   EXPECT_EQ(d.finish(), "\ufffd");
-  EXPECT_EQ(d.push(t->id_of("\u2581hello")), "hello");   // as new
+  EXPECT_EQ(d.push(t->id_of("\u2581hello")), "hello");  // as new
 }
 
 // Every sequence of ids, sensible or not: the pieces joined are the decoding of the whole.
@@ -238,8 +240,8 @@ TEST(UserText, HalvesOfAMarkerDoNotMeet) {
   auto t = load("models/mini-m3/tokenizer.json");
   // Two messages side by side, and a message beside template text: each holds one half.
   for (auto [text, user] : std::vector<std::pair<std::string, std::vector<Range>>>{
-           {"<|user|>ab<|end|>cd", {{8, 13}, {13, 19}}},     // "ab<|e" + "nd|>cd"
-           {"<|user|>ab<|end|>cd", {{8, 13}}},               // "ab<|e", then the template's "nd|>cd"
+           {"<|user|>ab<|end|>cd", {{8, 13}, {13, 19}}},  // "ab<|e" + "nd|>cd"
+           {"<|user|>ab<|end|>cd", {{8, 13}}},            // "ab<|e", then the template's "nd|>cd"
            {"<|user|>ab<|end|>cd", {{13, 19}}}}) {
     const Ids ids = *t->encode_mixed(text, user);
     EXPECT_FALSE(has_control(*t, ids, {"<|end|>"}));
@@ -250,7 +252,8 @@ TEST(UserText, HalvesOfAMarkerDoNotMeet) {
 
 TEST(UserText, HarmlessTextIsEncodedAsEver) {
   auto t = load("models/mini-m3/tokenizer.json");
-  const std::string texts[] = {"<|user|>What is 7 + 5?\n<|end|><|assistant|>", "<|user|>a <| b |> <|en d|><|end|>", "<|user|> \u4f60\U0001f600 <|end|>"};
+  const std::string texts[] = {"<|user|>What is 7 + 5?\n<|end|><|assistant|>", "<|user|>a <| b |> <|en d|><|end|>",
+                               "<|user|> \u4f60\U0001f600 <|end|>"};
   for (const std::string& text : texts) {
     const Range user[] = {{8, text.find("<|end|>")}};
     EXPECT_EQ(*t->encode_mixed(text, user), *t->encode(text, true));
@@ -270,7 +273,9 @@ TEST(UserText, CutsLikeTheReference) {
       if (file["file"] != std::string("tests/data/text/") + name + ".json") continue;
       for (const Json& c : file["cases"]) {
         // A forged token in front, far enough away not to matter, forces the careful path.
-        const std::string control = std::string(name) == "byte_fallback" ? "</s>" : std::string(name) == "base" ? "<|im_end|>" : "<|a|>";
+        const std::string control = std::string(name) == "byte_fallback" ? "</s>"
+                                    : std::string(name) == "base"        ? "<|im_end|>"
+                                                                         : "<|a|>";
         const std::string text = control + "q" + control + std::string(c["text"]);
         const Range user[] = {{0, control.size()}};
         Ids expected = *t->encode(control + "q", false);
@@ -345,7 +350,12 @@ TEST(TokenizerErrors, TextThatIsNotUtf8) {
 TEST(Tokenizer, TruncationAndPaddingOfTheFileAreIgnored) {
   Json base = *read_json(in_source("tests/data/text/base.json"));
   base["truncation"] = Json{{"direction", "Right"}, {"max_length", 2}, {"strategy", "LongestFirst"}, {"stride", 0}};
-  base["padding"] = Json{{"strategy", {{"Fixed", 64}}}, {"direction", "Right"}, {"pad_to_multiple_of", nullptr}, {"pad_id", 0}, {"pad_type_id", 0}, {"pad_token", "<|endoftext|>"}};
+  base["padding"] = Json{{"strategy", {{"Fixed", 64}}},
+                         {"direction", "Right"},
+                         {"pad_to_multiple_of", nullptr},
+                         {"pad_id", 0},
+                         {"pad_type_id", 0},
+                         {"pad_token", "<|endoftext|>"}};
   const auto path = std::filesystem::temp_directory_path() / "mi_text_truncation.json";
   ASSERT_TRUE(write_file(path, base.dump()).ok());
   auto t = Tokenizer::load(path);
