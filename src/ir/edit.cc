@@ -150,7 +150,7 @@ void rewire_to_int8(Block& b) {
 Status to_w8a8(Graph& g, const std::function<bool(int32_t, const WeightDecl&)>& chosen) {
   split_layers(g, [&](const Block& b, int32_t layer) {
     std::string k;
-    for (const WeightDecl& d : b.weights) k += chosen(layer, d) ? '1' : '0';
+    for (const WeightDecl& d : b.weights) k += d.format == WeightFormat::kFloat && chosen(layer, d) ? '1' : '0';
     return k;
   });
   auto convert = [&](Block& b, int32_t layer) {
