@@ -78,7 +78,7 @@ void split_layers(Graph& g, const std::function<std::string(const Block&, int32_
   };
   std::vector<Block> out;
   for (const Block& b : g.blocks) {
-    std::vector<std::pair<std::string, std::vector<int32_t>>> groups;      // in order of their first layer
+    std::vector<std::pair<std::string, std::vector<int32_t>>> groups;  // in order of their first layer
     for (int32_t l : b.layers) {
       const std::string k = key(b, l);
       auto it = std::find_if(groups.begin(), groups.end(), [&](const auto& p) { return p.first == k; });
@@ -99,7 +99,8 @@ void merge_equal_blocks(Graph& g) {
   std::vector<Block> out;
   for (Block& b : g.blocks) {
     auto same = [&](const Block& o) {
-      return o.weights == b.weights && o.values == b.values && o.inputs == b.inputs && o.outputs == b.outputs && o.nodes == b.nodes;
+      return o.weights == b.weights && o.values == b.values && o.inputs == b.inputs && o.outputs == b.outputs &&
+             o.nodes == b.nodes;
     };
     const auto it = std::find_if(out.begin(), out.end(), same);
     if (it == out.end()) {
@@ -128,7 +129,8 @@ void rewire_to_int8(Block& b) {
     if (n.op == Op::kQuantize && n.weights.empty()) quantized.try_emplace(n.in[0], n.out[0]);
     bool int8 = false;
     for (const WeightUse& u : n.weights)
-      for (int32_t w : u.weights) int8 = int8 || (multiplies_input(n.op, u.role) && b.weights[size_t(w)].format == WeightFormat::kW8A8);
+      for (int32_t w : u.weights)
+        int8 = int8 || (multiplies_input(n.op, u.role) && b.weights[size_t(w)].format == WeightFormat::kW8A8);
     if (!int8) continue;
     const ValueId x = n.in[0];
     ValueType type = b.values[size_t(x)].type;

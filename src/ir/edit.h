@@ -1,5 +1,6 @@
 #pragma once
-// Editing a graph: splitting and merging blocks, inserting nodes, changing how weights are stored. Passes build on it too.
+// Editing a graph: splitting and merging blocks, inserting nodes, changing how weights are stored. Passes build on it
+// too.
 //
 // Edits may leave a block untidy: values appended in any order, removed nodes still there. tidy() ends an edit; it
 // renumbers values, so ids that were noted before it are void.
@@ -13,10 +14,10 @@
 namespace mi::ir {
 
 // ---- nodes and values
-ValueId new_value(Block& b, const std::string& name_hint, ValueType t);     // a node has to make it before tidy()
-void insert_node(Block& b, size_t at, Node n);                              // becomes b.nodes[at]
-inline void remove_node(Node& n) { n = Node{}; }                            // tidy() drops it
-void replace_uses(Block& b, ValueId from, ValueId to);                      // operands and block outputs
+ValueId new_value(Block& b, const std::string& name_hint, ValueType t);  // a node has to make it before tidy()
+void insert_node(Block& b, size_t at, Node n);                           // becomes b.nodes[at]
+inline void remove_node(Node& n) { n = Node{}; }                         // tidy() drops it
+void replace_uses(Block& b, ValueId from, ValueId to);                   // operands and block outputs
 // Drops removed nodes (those without results), values that no node makes and weights that no node reads; numbers values
 // in order of definition.
 void tidy(Block& b);
@@ -35,8 +36,8 @@ void merge_equal_blocks(Graph& g);
 // ---- quantization
 // Stores the chosen matrices as int8 (kW8A8) and gives their readers int8 inputs: one quantize node per distinct value,
 // shared by all its readers. Blocks are split where the choice differs between layers (layer is -1 for prologue and
-// epilogue). What is int8 already stays. The tensors themselves are the caller's. Precondition: verify(g). An error says
-// which chosen weight cannot be int8 (an embedding, a norm, one matrix of a stack); g is then half changed.
+// epilogue). What is int8 already stays. The tensors themselves are the caller's. Precondition: verify(g). An error
+// says which chosen weight cannot be int8 (an embedding, a norm, one matrix of a stack); g is then half changed.
 Status to_w8a8(Graph& g, const std::function<bool(int32_t layer, const WeightDecl&)>& chosen);
 
 }  // namespace mi::ir

@@ -9,13 +9,14 @@
 namespace mi::ir {
 namespace {
 
-using ::testing::HasSubstr;
 using testing::graph_text;
+using ::testing::HasSubstr;
 using testing::legal_graph;
 using testing::model_text;
 
 bool linear_mark(const WeightDecl& d) {
-  return d.shape.size() >= 2 && (d.mark == Mark::kAttention || d.mark == Mark::kExpert || d.mark == Mark::kSharedExpert || d.mark == Mark::kDense);
+  return d.shape.size() >= 2 && (d.mark == Mark::kAttention || d.mark == Mark::kExpert ||
+                                 d.mark == Mark::kSharedExpert || d.mark == Mark::kDense);
 }
 
 TEST(ToW8A8, SharesOneQuantizePerValue) {
@@ -63,13 +64,19 @@ TEST(ToW8A8, SharesOneQuantizePerValue) {
 
 TEST(ToW8A8, SplitsBlocksWhereLayersDiffer) {
   Graph g = legal_graph(graph_text("m3_small.mir"));
-  const auto s = to_w8a8(g, [](int32_t layer, const WeightDecl& d) { return linear_mark(d) && !(layer == 2 && d.name == "moe.experts.down.weight"); });
+  const auto s = to_w8a8(g, [](int32_t layer, const WeightDecl& d) {
+    return linear_mark(d) && !(layer == 2 && d.name == "moe.experts.down.weight");
+  });
   ASSERT_TRUE(s.ok()) << s.error().message();
   ASSERT_EQ(g.blocks.size(), 4u);
   EXPECT_EQ(g.blocks[1].name, "moe");
   EXPECT_EQ(g.blocks[2].name, "moe.2");
   EXPECT_EQ(g.blocks[2].layers, std::vector<int32_t>{2});
-  auto down = [](const Block& b) { return std::find_if(b.weights.begin(), b.weights.end(), [](const WeightDecl& d) { return d.name == "moe.experts.down.weight"; })->format; };
+  auto down = [](const Block& b) {
+    return std::find_if(b.weights.begin(), b.weights.end(),
+                        [](const WeightDecl& d) { return d.name == "moe.experts.down.weight"; })
+        ->format;
+  };
   EXPECT_EQ(down(g.blocks[1]), WeightFormat::kW8A8);
   EXPECT_EQ(down(g.blocks[2]), WeightFormat::kFloat);
 }
@@ -88,12 +95,16 @@ TEST(ToW8A8, RefusesWhatCannotBeInt8) {
 TEST(ToW8A8, TakesTheHeadWhenAsked) {
   Graph g = legal_graph(graph_text("m3_small.mir"));
   ASSERT_TRUE(to_w8a8(g, [](int32_t layer, const WeightDecl& d) { return layer < 0 && d.mark == Mark::kHead; }).ok());
-  EXPECT_THAT(print(g), HasSubstr("y_q    = quantize y : q8[L, 8]\n  logits = linear y_q, weight=head.weight : f32[L, 32]"));
+  EXPECT_THAT(print(g),
+              HasSubstr("y_q    = quantize y : q8[L, 8]\n  logits = linear y_q, weight=head.weight : f32[L, 32]"));
 }
 
 TEST(Blocks, SplitAndMergeAreInverse) {
   const std::string body = "{ input x : f32[T, 8] y = scale x {factor=2} : f32[T, 8] output y }";
-  const Graph g = legal_graph(model_text("block moe layers = 0, 2..5 " + body + " block moe.2 layers = 1 { input x : f32[T, 8] y = scale x : f32[T, 8] output y }", 6));
+  const Graph g =
+      legal_graph(model_text("block moe layers = 0, 2..5 " + body +
+                                 " block moe.2 layers = 1 { input x : f32[T, 8] y = scale x : f32[T, 8] output y }",
+                             6));
   Graph s = g;
   split_layers(s, [](const Block& b, int32_t layer) { return b.name == "moe" ? std::to_string(layer % 3) : "same"; });
   ASSERT_TRUE(verify(s).ok());
@@ -110,7 +121,8 @@ TEST(Blocks, SplitAndMergeAreInverse) {
 }
 
 TEST(Blocks, InsertRemoveReplace) {
-  Graph g = legal_graph(model_text("block a layers = 0 { input x : f32[T, 8] y = scale x : f32[T, 8] z = add y, y : f32[T, 8] output z }"));
+  Graph g = legal_graph(model_text(
+      "block a layers = 0 { input x : f32[T, 8] y = scale x : f32[T, 8] z = add y, y : f32[T, 8] output z }"));
   Block& b = g.blocks[0];
   const ValueId c = new_value(b, "y", {Rows::kToken, 8, Elem::kF32});
   insert_node(b, 1, Node{Op::kClamp, {1}, {c}, {}, ClampParams{-1, 1}});
@@ -118,14 +130,16 @@ TEST(Blocks, InsertRemoveReplace) {
   replace_uses(b, 1, 0);
   remove_node(b.nodes[0]);
   tidy(b);
-  const Graph expected = legal_graph(model_text("block a layers = 0 { input x : f32[T, 8] y_2 = clamp x {lo=-1 hi=1} : f32[T, 8] z = add y_2, x : f32[T, 8] output z }"));
+  const Graph expected =
+      legal_graph(model_text("block a layers = 0 { input x : f32[T, 8] y_2 = clamp x {lo=-1 hi=1} : f32[T, 8] z = add "
+                             "y_2, x : f32[T, 8] output z }"));
   EXPECT_TRUE(g == expected) << print(g);
 }
 
 TEST(Stats, CountsTheSmallModel) {
   Graph g = legal_graph(graph_text("m3_small.mir"));
   const GraphStats s = stats_of(g);
-  const int64_t attn = 16 * 8 + 2 * 4 * 8 + 8 * 16 + 8;      // q, k, v, o and the norm before
+  const int64_t attn = 16 * 8 + 2 * 4 * 8 + 8 * 16 + 8;  // q, k, v, o and the norm before
   const int64_t dense = attn + 2 * 4 + 8 + 3 * 12 * 8;
   const int64_t moe_fixed = attn + 8 + 4 * 8 + 4 + 3 * 6 * 8, experts = 4 * 3 * 6 * 8;
   const int64_t sparse = attn + 2 * 4 * 8;
@@ -142,7 +156,8 @@ TEST(Stats, CountsTheSmallModel) {
   const GraphStats t = stats_of(g);
   EXPECT_EQ(t.total_params, s.total_params - 32 * 8);
   EXPECT_EQ(t.active_params, s.active_params);
-  const auto group = std::find_if(t.groups.begin(), t.groups.end(), [](const WeightGroup& w) { return w.mark == Mark::kExpert; });
+  const auto group =
+      std::find_if(t.groups.begin(), t.groups.end(), [](const WeightGroup& w) { return w.mark == Mark::kExpert; });
   ASSERT_NE(group, t.groups.end());
   EXPECT_EQ(group->format, "w8a8");
   EXPECT_EQ(group->params, 2 * experts);
@@ -180,7 +195,8 @@ TEST(Pipeline, LevelAndNamesSwitchPassesOff) {
   std::vector<std::string> seen;
   o.after_each = [&](const PassRun& r, const Graph&) { seen.push_back(r.name + (r.skipped ? " off" : "")); };
   ASSERT_TRUE(run_pipeline(g, o).ok());
-  EXPECT_THAT(seen, ::testing::ElementsAre("fuse_qkv off", "fuse_gate_up", "fuse_norm_quantize", "fuse_residual", "group_experts off", "dead_code"));
+  EXPECT_THAT(seen, ::testing::ElementsAre("fuse_qkv off", "fuse_gate_up", "fuse_norm_quantize", "fuse_residual",
+                                           "group_experts off", "dead_code"));
   EXPECT_THAT(print(g), ::testing::Not(HasSubstr("grouped_experts")));
   EXPECT_THAT(print(g), HasSubstr("gate_up"));
 

@@ -6,8 +6,9 @@
 
 namespace mi::ir {
 namespace {
-constexpr std::array<std::string_view, 12> kMarkNames = {"none",   "embedding",     "head",        "norm",  "attention", "index",
-                                                         "router", "expert",        "shared_expert", "shared_gate", "dense", "constant"};
+constexpr std::array<std::string_view, 12> kMarkNames = {"none",          "embedding",   "head",   "norm",
+                                                         "attention",     "index",       "router", "expert",
+                                                         "shared_expert", "shared_gate", "dense",  "constant"};
 static_assert(size_t(Mark::kConstant) + 1 == kMarkNames.size());
 }  // namespace
 
@@ -26,10 +27,14 @@ const Block& Graph::block_of(int32_t layer) const {
   std::abort();
 }
 
-std::string full_name(const std::string& local, int32_t layer) { return layer < 0 ? local : fmt::format("layers.{}.{}", layer, local); }
+std::string full_name(const std::string& local, int32_t layer) {
+  return layer < 0 ? local : fmt::format("layers.{}.{}", layer, local);
+}
 
 std::string fresh_name(const Block& b, const std::string& hint) {
-  auto taken = [&](const std::string& name) { return std::any_of(b.values.begin(), b.values.end(), [&](const Value& v) { return v.name == name; }); };
+  auto taken = [&](const std::string& name) {
+    return std::any_of(b.values.begin(), b.values.end(), [&](const Value& v) { return v.name == name; });
+  };
   std::string name = hint;
   for (int i = 2; taken(name); ++i) name = fmt::format("{}_{}", hint, i);
   return name;
@@ -49,9 +54,11 @@ int32_t BlockBuilder::weight(WeightDecl d) {
   return int32_t(b_->weights.size()) - 1;
 }
 
-ValueId BlockBuilder::node(Op op, std::vector<ValueId> in, std::vector<WeightUse> weights, OpParams params, std::string result_name) {
+ValueId BlockBuilder::node(Op op, std::vector<ValueId> in, std::vector<WeightUse> weights, OpParams params,
+                           std::string result_name) {
   MI_CHECK(params.index() == size_t(op), "the parameters are those of op {}", params.index());
-  std::stable_sort(weights.begin(), weights.end(), [](const WeightUse& a, const WeightUse& b) { return a.role < b.role; });
+  std::stable_sort(weights.begin(), weights.end(),
+                   [](const WeightUse& a, const WeightUse& b) { return a.role < b.role; });
   Node n{op, std::move(in), {}, std::move(weights), std::move(params)};
   const auto types = infer(*b_, n);
   const ValueType t = types.index() == 0 ? std::get<0>(types)[0] : ValueType{};

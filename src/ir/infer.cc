@@ -1,5 +1,5 @@
-// Shapes and types of every op. A rule is a function from a node to its result types; errors are thrown inside this file
-// only, as Refusal, because a rule is a list of demands and each may end it.
+// Shapes and types of every op. A rule is a function from a node to its result types; errors are thrown inside this
+// file only, as Refusal, because a rule is a list of demands and each may end it.
 
 #include <fmt/format.h>
 
@@ -11,12 +11,16 @@
 namespace mi::ir {
 namespace {
 
-struct Refusal { std::string message; };
+struct Refusal {
+  std::string message;
+};
 template <typename... Args>
-[[noreturn]] void refuse(fmt::format_string<Args...> f, Args&&... args) { throw Refusal{fmt::format(f, std::forward<Args>(args)...)}; }
+[[noreturn]] void refuse(fmt::format_string<Args...> f, Args&&... args) {
+  throw Refusal{fmt::format(f, std::forward<Args>(args)...)};
+}
 
 using Types = std::vector<ValueType>;
-constexpr int64_t kMaxDim = int64_t(1) << 40;   // keeps products of two sizes inside int64 after the check in product()
+constexpr int64_t kMaxDim = int64_t(1) << 40;  // keeps products of two sizes inside int64 after the check in product()
 
 // a * b, both at least 0.
 int64_t product(int64_t a, int64_t b, std::string_view what) {
@@ -27,11 +31,16 @@ int64_t product(int64_t a, int64_t b, std::string_view what) {
 
 std::string_view kind_text(Elem e) {
   switch (e) {
-    case Elem::kF32: return "float";
-    case Elem::kQ8: return "int8";
-    case Elem::kI32: return "int32";
-    case Elem::kRoute: return "a route";
-    case Elem::kState: return "a cache state";
+    case Elem::kF32:
+      return "float";
+    case Elem::kQ8:
+      return "int8";
+    case Elem::kI32:
+      return "int32";
+    case Elem::kRoute:
+      return "a route";
+    case Elem::kState:
+      return "a cache state";
   }
   return "?";
 }
@@ -46,29 +55,50 @@ class Rule {
     for (const WeightUse& u : n_.weights) {
       if (u.weights.empty()) refuse("role '{}' names no weight", role_name(u.role));
       for (int32_t w : u.weights)
-        if (w < 0 || size_t(w) >= b_.weights.size()) refuse("role '{}' names weight {} of {}", role_name(u.role), w, b_.weights.size());
+        if (w < 0 || size_t(w) >= b_.weights.size())
+          refuse("role '{}' names weight {} of {}", role_name(u.role), w, b_.weights.size());
     }
     switch (n_.op) {
-      case Op::kEmbed: return embed();
-      case Op::kRmsNorm: return rms_norm();
-      case Op::kQuantize: return quantize();
-      case Op::kLinear: return linear();
-      case Op::kClamp: return clamp();
-      case Op::kRope: return rope();
-      case Op::kKvAppend: return kv_append();
-      case Op::kAttention: return attention();
-      case Op::kIndexAppend: return index_append();
-      case Op::kIndexSelect: return index_select();
-      case Op::kAdd: return add();
-      case Op::kScale: return scale();
-      case Op::kActivation: return activation();
-      case Op::kRoute: return route();
-      case Op::kExpertLinear: return expert_linear();
-      case Op::kExpertCombine: return expert_combine();
-      case Op::kGroupedExperts: return grouped_experts();
-      case Op::kSigmoidMul: return sigmoid_mul();
-      case Op::kSlice: return slice();
-      case Op::kSelectRows: return select_rows();
+      case Op::kEmbed:
+        return embed();
+      case Op::kRmsNorm:
+        return rms_norm();
+      case Op::kQuantize:
+        return quantize();
+      case Op::kLinear:
+        return linear();
+      case Op::kClamp:
+        return clamp();
+      case Op::kRope:
+        return rope();
+      case Op::kKvAppend:
+        return kv_append();
+      case Op::kAttention:
+        return attention();
+      case Op::kIndexAppend:
+        return index_append();
+      case Op::kIndexSelect:
+        return index_select();
+      case Op::kAdd:
+        return add();
+      case Op::kScale:
+        return scale();
+      case Op::kActivation:
+        return activation();
+      case Op::kRoute:
+        return route();
+      case Op::kExpertLinear:
+        return expert_linear();
+      case Op::kExpertCombine:
+        return expert_combine();
+      case Op::kGroupedExperts:
+        return grouped_experts();
+      case Op::kSigmoidMul:
+        return sigmoid_mul();
+      case Op::kSlice:
+        return slice();
+      case Op::kSelectRows:
+        return select_rows();
     }
     refuse("unknown op");
   }
@@ -97,7 +127,8 @@ class Rule {
     return t;
   }
   void expect_rows(size_t i, Rows r) const {
-    if (in(i).type.rows != r) refuse("input '{}' has to have {} rows, it has {} rows", in(i).name, rows_name(r), rows_name(in(i).type.rows));
+    if (in(i).type.rows != r)
+      refuse("input '{}' has to have {} rows, it has {} rows", in(i).name, rows_name(r), rows_name(in(i).type.rows));
   }
   // The optional last input that is added to the result.
   void residual(size_t i, Rows r, int64_t cols) const {
@@ -113,7 +144,8 @@ class Rule {
   void roles(std::initializer_list<Role> allowed) const {
     for (size_t i = 0; i < n_.weights.size(); ++i) {
       const Role r = n_.weights[i].role;
-      if (std::find(allowed.begin(), allowed.end(), r) == allowed.end()) refuse("it takes no weight of role '{}'", role_name(r));
+      if (std::find(allowed.begin(), allowed.end(), r) == allowed.end())
+        refuse("it takes no weight of role '{}'", role_name(r));
       if (i > 0 && n_.weights[i - 1].role >= r) refuse("its weights have to be ordered by role, each role once");
     }
   }
@@ -148,16 +180,19 @@ class Rule {
   void expect_input_of(size_t i, const WeightDecl& d) const {
     const Value& v = in(i);
     if (d.format == WeightFormat::kW8A8) {
-      if (v.type.elem != Elem::kQ8) refuse("weight {} is w8a8, but input '{}' is {}: quantize it first", d.name, v.name, kind_text(v.type.elem));
+      if (v.type.elem != Elem::kQ8)
+        refuse("weight {} is w8a8, but input '{}' is {}: quantize it first", d.name, v.name, kind_text(v.type.elem));
     } else if (v.type.elem != Elem::kF32) {
       refuse("weight {} is float, but input '{}' is {}", d.name, v.name, kind_text(v.type.elem));
     }
     if (v.type.cols != d.shape.back())
-      refuse("weight {} {} takes {} columns, input '{}' has {}", d.name, shape_text(d.shape), d.shape.back(), v.name, v.type.cols);
+      refuse("weight {} {} takes {} columns, input '{}' has {}", d.name, shape_text(d.shape), d.shape.back(), v.name,
+             v.type.cols);
   }
   const WeightDecl& expert_matrix(Role r) const {
     const WeightDecl& d = single(need(r));
-    if (d.shape.size() != 3) refuse("weight {} has to have shape [experts, N, K], it has {}", d.name, shape_text(d.shape));
+    if (d.shape.size() != 3)
+      refuse("weight {} has to have shape [experts, N, K], it has {}", d.name, shape_text(d.shape));
     return d;
   }
   void expert_bias(Role r, const WeightDecl& matrix) const {
@@ -171,12 +206,16 @@ class Rule {
   void expect_route(size_t i, int64_t experts) const {
     expect(i, Elem::kRoute);
     for (const Node& p : b_.nodes)
-      if (const auto* r = std::get_if<RouteParams>(&p.params); r && p.out.size() == 1 && p.out[0] == n_.in[i] && experts >= 0 && r->experts != experts)
+      if (const auto* r = std::get_if<RouteParams>(&p.params);
+          r && p.out.size() == 1 && p.out[0] == n_.in[i] && experts >= 0 && r->experts != experts)
         refuse("route '{}' chooses among {} experts, the weights hold {}", in(i).name, r->experts, experts);
   }
 
   // ---- ops
-  template <class P> const P& params() const { return std::get<P>(n_.params); }
+  template <class P>
+  const P& params() const {
+    return std::get<P>(n_.params);
+  }
   static Types f32(Rows r, int64_t cols) { return {ValueType{r, cols, Elem::kF32}}; }
 
   Types embed() const {
@@ -184,7 +223,8 @@ class Rule {
     roles({Role::kWeight});
     const WeightDecl& d = single(need(Role::kWeight));
     expect_float(d);
-    if (d.shape.size() != 2) refuse("weight {} has to have shape [vocabulary, hidden], it has {}", d.name, shape_text(d.shape));
+    if (d.shape.size() != 2)
+      refuse("weight {} has to have shape [vocabulary, hidden], it has {}", d.name, shape_text(d.shape));
     return f32(Rows::kToken, d.shape[1]);
   }
 
@@ -194,7 +234,8 @@ class Rule {
     const auto& p = params<NormParams>();
     const ValueType x = expect(0, Elem::kF32);
     positive(p.groups, "groups");
-    if (x.cols % p.groups != 0) refuse("the {} columns of '{}' do not divide into {} groups", x.cols, in(0).name, p.groups);
+    if (x.cols % p.groups != 0)
+      refuse("the {} columns of '{}' do not divide into {} groups", x.cols, in(0).name, p.groups);
     vector_weight(need(Role::kWeight), x.cols / p.groups);
     std::vector<Elem> kinds;
     for (ValueId v : n_.out) {
@@ -202,7 +243,8 @@ class Rule {
       kinds.push_back(b_.values[size_t(v)].type.elem);
     }
     if (kinds.empty()) kinds = {Elem::kF32};
-    if (kinds != std::vector{Elem::kF32} && kinds != std::vector{Elem::kQ8} && kinds != std::vector{Elem::kF32, Elem::kQ8})
+    if (kinds != std::vector{Elem::kF32} && kinds != std::vector{Elem::kQ8} &&
+        kinds != std::vector{Elem::kF32, Elem::kQ8})
       refuse("its results have to be float, int8, or float then int8");
     Types types;
     for (Elem e : kinds) types.push_back({x.rows, x.cols, e});
@@ -226,14 +268,18 @@ class Rule {
     for (int32_t w : u.weights) {
       const WeightDecl& d = decl(w);
       if (d.shape.size() != 2) refuse("weight {} has to have shape [N, K], it has {}", d.name, shape_text(d.shape));
-      if (d.format != first.format || d.dtype != first.dtype) refuse("stacked weights {} and {} differ in format", first.name, d.name);
-      if (d.shape[1] != first.shape[1]) refuse("stacked weights {} {} and {} {} differ in K", first.name, shape_text(first.shape), d.name, shape_text(d.shape));
+      if (d.format != first.format || d.dtype != first.dtype)
+        refuse("stacked weights {} and {} differ in format", first.name, d.name);
+      if (d.shape[1] != first.shape[1])
+        refuse("stacked weights {} {} and {} {} differ in K", first.name, shape_text(first.shape), d.name,
+               shape_text(d.shape));
       positive(d.shape[0], "N");
       n += d.shape[0];
       positive(n, "N");
     }
     if (const WeightUse* bias = find(Role::kBias)) {
-      if (bias->weights.size() != u.weights.size()) refuse("it has {} weights and {} biases", u.weights.size(), bias->weights.size());
+      if (bias->weights.size() != u.weights.size())
+        refuse("it has {} weights and {} biases", u.weights.size(), bias->weights.size());
       for (size_t i = 0; i < u.weights.size(); ++i) {
         const WeightDecl& d = decl(bias->weights[i]);
         expect_float(d);
@@ -261,7 +307,8 @@ class Rule {
     positive(p.heads, "heads");
     positive(p.head_dim, "head_dim");
     positive(p.rotary_dim, "rotary_dim");
-    if (p.rotary_dim % 2 != 0 || p.rotary_dim > p.head_dim) refuse("rotary_dim {} has to be even and at most head_dim {}", p.rotary_dim, p.head_dim);
+    if (p.rotary_dim % 2 != 0 || p.rotary_dim > p.head_dim)
+      refuse("rotary_dim {} has to be even and at most head_dim {}", p.rotary_dim, p.head_dim);
     vector_weight(need(Role::kInvFreq), p.rotary_dim / 2);
     expect_rows(0, Rows::kToken);
     return {expect_cols(0, Elem::kF32, product(p.heads, p.head_dim, "heads * head_dim"))};
@@ -298,7 +345,8 @@ class Rule {
     if (n_.in.size() == 3) {
       const ValueType& s = expect(2, Elem::kI32);
       expect_rows(2, Rows::kToken);
-      if (s.cols <= 0 || s.cols % p.kv_heads != 0) refuse("the {} columns of selection '{}' do not divide among {} kv_heads", s.cols, in(2).name, p.kv_heads);
+      if (s.cols <= 0 || s.cols % p.kv_heads != 0)
+        refuse("the {} columns of selection '{}' do not divide among {} kv_heads", s.cols, in(2).name, p.kv_heads);
     }
     if (const WeightUse* u = find(Role::kSinks)) vector_weight(*u, p.heads);
     return f32(Rows::kToken, product(p.heads, p.v_dim, "heads * v_dim"));
@@ -366,9 +414,12 @@ class Rule {
     if (p.k < 1 || p.k > p.experts) refuse("k {} has to be between 1 and {} experts", p.k, p.experts);
     positive(p.groups, "groups");
     if (p.experts % p.groups != 0) refuse("{} experts do not divide into {} groups", p.experts, p.groups);
-    if (p.groups_keep < 1 || p.groups_keep > p.groups) refuse("groups_keep {} has to be between 1 and {} groups", p.groups_keep, p.groups);
-    if (p.groups_keep * (p.experts / p.groups) < p.k) refuse("{} groups of {} experts hold fewer than k {}", p.groups_keep, p.experts / p.groups, p.k);
-    if (p.groups > 1 && p.group_by == GroupBy::kTop2 && p.experts / p.groups < 2) refuse("groups of one expert have no two largest");
+    if (p.groups_keep < 1 || p.groups_keep > p.groups)
+      refuse("groups_keep {} has to be between 1 and {} groups", p.groups_keep, p.groups);
+    if (p.groups_keep * (p.experts / p.groups) < p.k)
+      refuse("{} groups of {} experts hold fewer than k {}", p.groups_keep, p.experts / p.groups, p.k);
+    if (p.groups > 1 && p.group_by == GroupBy::kTop2 && p.experts / p.groups < 2)
+      refuse("groups of one expert have no two largest");
     expect_cols(0, Elem::kF32, p.experts);
     expect_rows(0, Rows::kToken);
     if (const WeightUse* u = find(Role::kSelectBias)) vector_weight(*u, p.experts);
@@ -402,7 +453,8 @@ class Rule {
     const WeightDecl& gate = expert_matrix(Role::kGate);
     const WeightDecl& up = expert_matrix(Role::kUp);
     const WeightDecl& down = expert_matrix(Role::kDown);
-    if (up.format != gate.format || up.dtype != gate.dtype) refuse("weights {} and {} differ in format", gate.name, up.name);
+    if (up.format != gate.format || up.dtype != gate.dtype)
+      refuse("weights {} and {} differ in format", gate.name, up.name);
     expect_shape(up, gate.shape);
     expect_shape(down, {gate.shape[0], down.shape[1], gate.shape[1]});
     expert_bias(Role::kGateBias, gate);

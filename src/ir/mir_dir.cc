@@ -17,7 +17,8 @@ void declare(const Block& b, int32_t layer, std::vector<SafetensorsWriter::Decl>
   for (const WeightDecl& d : b.weights) {
     const std::string name = full_name(d.name, layer);
     out->push_back({name, d.dtype, d.shape});
-    if (d.format == WeightFormat::kW8A8) out->push_back({name + "_scale", DType::kF32, Shape(d.shape.begin(), d.shape.end() - 1)});
+    if (d.format == WeightFormat::kW8A8)
+      out->push_back({name + "_scale", DType::kF32, Shape(d.shape.begin(), d.shape.end() - 1)});
   }
 }
 
@@ -26,7 +27,9 @@ Result<std::vector<Path>> weight_files(const Path& dir) {
   std::error_code ec;
   for (fs::directory_iterator it(dir, ec), end; !ec && it != end; it.increment(ec))
     if (it->path().extension() == ".safetensors") files.push_back(it->path());
-  if (ec) return bad_input("{}: cannot be listed: {}; is this a MIR directory (the output of export or quantize)?", dir.string(), ec.message());
+  if (ec)
+    return bad_input("{}: cannot be listed: {}; is this a MIR directory (the output of export or quantize)?",
+                     dir.string(), ec.message());
   std::sort(files.begin(), files.end());
   return files;
 }
@@ -38,14 +41,22 @@ Status check_tensors(const MirDir& m) {
   for (const auto& d : decls) {
     declared.insert(d.name);
     const auto it = m.index.find(d.name);
-    if (it == m.index.end()) return bad_input("{}: tensor {} is missing: model.mir declares it, no file of weights/ holds it", m.dir.string(), d.name);
+    if (it == m.index.end())
+      return bad_input("{}: tensor {} is missing: model.mir declares it, no file of weights/ holds it", m.dir.string(),
+                       d.name);
     const auto& [file, e] = it->second;
     const std::string where = m.files[size_t(file)]->file().path().string();
-    if (e->dtype != d.dtype) return bad_input("{}: tensor {} is {}, model.mir declares {}", where, d.name, dtype_name(e->dtype), dtype_name(d.dtype));
-    if (e->shape != d.shape) return bad_input("{}: tensor {} has shape {}, model.mir declares {}", where, d.name, shape_text(e->shape), shape_text(d.shape));
+    if (e->dtype != d.dtype)
+      return bad_input("{}: tensor {} is {}, model.mir declares {}", where, d.name, dtype_name(e->dtype),
+                       dtype_name(d.dtype));
+    if (e->shape != d.shape)
+      return bad_input("{}: tensor {} has shape {}, model.mir declares {}", where, d.name, shape_text(e->shape),
+                       shape_text(d.shape));
   }
   for (const auto& [name, place] : m.index)
-    if (!declared.count(name)) return bad_input("{}: tensor {} is not declared in model.mir", m.files[size_t(place.first)]->file().path().string(), name);
+    if (!declared.count(name))
+      return bad_input("{}: tensor {} is not declared in model.mir",
+                       m.files[size_t(place.first)]->file().path().string(), name);
   return {};
 }
 
@@ -81,7 +92,9 @@ Result<MirDir> MirDir::open(const Path& dir) {
     m.files.push_back(std::make_unique<Safetensors>(std::move(opened)));
     for (const Safetensors::Entry& e : m.files.back()->entries()) {
       const auto [it, added] = m.index.try_emplace(e.name, std::pair{int(m.files.size()) - 1, &e});
-      if (!added) return bad_input("{}: tensor {} is in {} too", p.string(), e.name, m.files[size_t(it->second.first)]->file().path().string());
+      if (!added)
+        return bad_input("{}: tensor {} is in {} too", p.string(), e.name,
+                         m.files[size_t(it->second.first)]->file().path().string());
     }
   }
   MI_TRY_VOID(check_tensors(m));
@@ -97,16 +110,17 @@ TensorView MirDir::weight(std::string_view full_name) const {
 struct MirWriter::Impl {
   Path out;
   std::vector<SafetensorsWriter::Decl> order;
-  std::vector<size_t> shard_end;               // shard s holds order[shard_end[s-1] .. shard_end[s])
+  std::vector<size_t> shard_end;  // shard s holds order[shard_end[s-1] .. shard_end[s])
   std::vector<uint64_t> shard_bytes;
-  size_t shard = 0;                            // the shard being written; shard_end.size(): all done
-  uint64_t written = 0;                        // bytes of it
+  size_t shard = 0;      // the shard being written; shard_end.size(): all done
+  uint64_t written = 0;  // bytes of it
   std::optional<SafetensorsWriter> file;
 
   Status open_shard() {
     const size_t begin = shard == 0 ? 0 : shard_end[shard - 1];
     const Path p = out / "weights" / fmt::format("{:05}.safetensors", shard + 1);
-    MI_TRY(SafetensorsWriter w, SafetensorsWriter::create(p, {order.begin() + ptrdiff_t(begin), order.begin() + ptrdiff_t(shard_end[shard])}));
+    MI_TRY(SafetensorsWriter w, SafetensorsWriter::create(p, {order.begin() + ptrdiff_t(begin),
+                                                              order.begin() + ptrdiff_t(shard_end[shard])}));
     file.emplace(std::move(w));
     written = 0;
     return {};
@@ -167,9 +181,12 @@ Status MirWriter::finish(const Graph& g, const Json& provenance) {
   Impl& m = *impl_;
   MI_CHECK(m.shard == m.shard_end.size(), "tensors are missing: file {} of {}", m.shard + 1, m.shard_end.size());
   MI_TRY_VOID(verify(g));
-  const auto same = [](const SafetensorsWriter::Decl& a, const SafetensorsWriter::Decl& b) { return a.name == b.name && a.dtype == b.dtype && a.shape == b.shape; };
+  const auto same = [](const SafetensorsWriter::Decl& a, const SafetensorsWriter::Decl& b) {
+    return a.name == b.name && a.dtype == b.dtype && a.shape == b.shape;
+  };
   const auto decls = declared_tensors(g);
-  MI_CHECK(std::equal(decls.begin(), decls.end(), m.order.begin(), m.order.end(), same), "the graph declares other tensors than were written");
+  MI_CHECK(std::equal(decls.begin(), decls.end(), m.order.begin(), m.order.end(), same),
+           "the graph declares other tensors than were written");
   MI_TRY_VOID(write_file(m.out / "model.mir", print(g)));
   return write_file(m.out / "provenance.json", dump_json(provenance, 2) + "\n");
 }
@@ -180,10 +197,13 @@ Status copy_tokenizer(const Path& from_dir, const Path& to_dir) {
   const Path to = to_dir / "tokenizer";
   fs::create_directories(to, ec);
   if (ec) return fail(ErrorCode::kEnvironment, "{}: cannot be created: {}", to.string(), ec.message());
-  for (const char* name : {"tokenizer.json", "chat_template.jinja", "generation_config.json", "tokenizer_config.json"}) {
+  for (const char* name :
+       {"tokenizer.json", "chat_template.jinja", "generation_config.json", "tokenizer_config.json"}) {
     if (!fs::is_regular_file(from / name, ec)) continue;
     fs::copy_file(from / name, to / name, fs::copy_options::overwrite_existing, ec);
-    if (ec) return fail(ErrorCode::kEnvironment, "{}: cannot be copied to {}: {}", (from / name).string(), (to / name).string(), ec.message());
+    if (ec)
+      return fail(ErrorCode::kEnvironment, "{}: cannot be copied to {}: {}", (from / name).string(),
+                  (to / name).string(), ec.message());
   }
   return {};
 }

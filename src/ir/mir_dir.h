@@ -1,9 +1,9 @@
 #pragma once
 // A MIR directory on disk:
 //   model.mir                 the graph (text.h)
-//   weights/NNNNN.safetensors tensors under their full names ("layers.3.attn.q.weight", "..._scale"); each name in one file
-//   tokenizer/                tokenizer.json, chat_template.jinja, generation_config.json, tokenizer_config.json (those that exist)
-//   provenance.json           source hashes, tool version, options, calibration statistics' hash
+//   weights/NNNNN.safetensors tensors under their full names ("layers.3.attn.q.weight", "..._scale"); each name in one
+//   file tokenizer/                tokenizer.json, chat_template.jinja, generation_config.json, tokenizer_config.json
+//   (those that exist) provenance.json           source hashes, tool version, options, calibration statistics' hash
 // Reading maps the weights and checks that they are exactly those that the graph declares, with its shapes and dtypes.
 
 #include <map>
@@ -21,7 +21,7 @@ namespace mi::ir {
 
 struct MirDir {
   Path dir;
-  Graph graph;                       // verified
+  Graph graph;  // verified
   Json provenance;
   std::vector<std::unique_ptr<Safetensors>> files;
   std::map<std::string, std::pair<int, const Safetensors::Entry*>, std::less<>> index;
@@ -35,16 +35,19 @@ struct MirDir {
 // Every tensor that `g` declares, in writing order: prologue, layers ascending, epilogue; scales follow their matrices.
 std::vector<SafetensorsWriter::Decl> declared_tensors(const Graph& g);
 
-// Writes a MIR directory: the graph fixes the tensors and their order, then their bytes are written, in parts of any size.
+// Writes a MIR directory: the graph fixes the tensors and their order, then their bytes are written, in parts of any
+// size.
 class MirWriter {
  public:
-  // out: inside an OutputDir. Precondition: the layers of g are complete (verify). Shards are cut at tensor borders near shard_bytes.
+  // out: inside an OutputDir. Precondition: the layers of g are complete (verify). Shards are cut at tensor borders
+  // near shard_bytes.
   static Result<MirWriter> create(const Path& out, const Graph& g, size_t shard_bytes = size_t(4) << 30);
   ~MirWriter();
   MirWriter(MirWriter&&) noexcept;
   const std::vector<SafetensorsWriter::Decl>& order() const;
-  Status write(std::span<const std::byte> bytes);     // parts of order()[i], in order; a part may cross into the next tensor
-  Status finish(const Graph& g, const Json& provenance);   // verifies g, writes model.mir and provenance.json
+  Status write(
+      std::span<const std::byte> bytes);  // parts of order()[i], in order; a part may cross into the next tensor
+  Status finish(const Graph& g, const Json& provenance);  // verifies g, writes model.mir and provenance.json
 
  private:
   struct Impl;

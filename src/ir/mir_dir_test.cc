@@ -11,8 +11,8 @@
 namespace mi::ir {
 namespace {
 
-using ::testing::HasSubstr;
 using testing::graph_text;
+using ::testing::HasSubstr;
 using testing::legal_graph;
 namespace fs = std::filesystem;
 
@@ -46,7 +46,7 @@ class MirDirTest : public ::testing::Test {
       const auto b = bytes_of(d);
       all.insert(all.end(), b.begin(), b.end());
     }
-    for (size_t at = 0; at < all.size(); at += 100) {      // parts that cross tensors and files
+    for (size_t at = 0; at < all.size(); at += 100) {  // parts that cross tensors and files
       const auto s = w->write(std::span(all).subspan(at, std::min<size_t>(100, all.size() - at)));
       ASSERT_TRUE(s.ok()) << s.error().message();
     }
@@ -57,7 +57,8 @@ class MirDirTest : public ::testing::Test {
   void write_file_of(const std::string& name, const std::vector<SafetensorsWriter::Decl>& decls) {
     auto w = SafetensorsWriter::create(dir_ / "weights" / name, decls);
     ASSERT_TRUE(w.ok());
-    for (const auto& d : decls) ASSERT_TRUE(w->write(std::vector<std::byte>(size_t(*shape_count(d.shape)) * dtype_bytes(d.dtype))).ok());
+    for (const auto& d : decls)
+      ASSERT_TRUE(w->write(std::vector<std::byte>(size_t(*shape_count(d.shape)) * dtype_bytes(d.dtype))).ok());
     ASSERT_TRUE(w->finish().ok());
   }
   std::string error() {
@@ -76,8 +77,9 @@ TEST_F(MirDirTest, DeclaresInWritingOrder) {
   EXPECT_EQ(d[3].name, "layers.0.attn.q.weight_scale");
   EXPECT_EQ(d[3].shape, Shape{16});
   EXPECT_EQ(d[3].dtype, DType::kF32);
-  EXPECT_EQ(d.back().name, "norm.weight");      // the tied head is not written again
-  const auto scale = std::find_if(d.begin(), d.end(), [](const auto& x) { return x.name == "layers.2.moe.experts.down.weight_scale"; });
+  EXPECT_EQ(d.back().name, "norm.weight");  // the tied head is not written again
+  const auto scale = std::find_if(d.begin(), d.end(),
+                                  [](const auto& x) { return x.name == "layers.2.moe.experts.down.weight_scale"; });
   ASSERT_NE(scale, d.end());
   EXPECT_EQ(scale->shape, (Shape{4, 8}));
 }
@@ -91,8 +93,12 @@ TEST_F(MirDirTest, WritesAndReads) {
     ASSERT_TRUE(m.ok()) << m.error().message();
     EXPECT_TRUE(m->graph == g);
     EXPECT_EQ(m->provenance["tool_version"], "0.1");
-    if (shard == size_t(1)) { EXPECT_EQ(m->files.size(), declared_tensors(g).size()); }
-    if (shard > 1000) { EXPECT_EQ(m->files.size(), 1u); }
+    if (shard == size_t(1)) {
+      EXPECT_EQ(m->files.size(), declared_tensors(g).size());
+    }
+    if (shard > 1000) {
+      EXPECT_EQ(m->files.size(), 1u);
+    }
     for (const auto& d : declared_tensors(g)) {
       const TensorView v = m->weight(d.name);
       const auto expected = bytes_of(d);
@@ -129,7 +135,8 @@ TEST_F(MirDirTest, ErrorsNameFileAndTensor) {
   other = all;
   other[0].shape = {8, 32};
   write_file_of("00001.safetensors", other);
-  EXPECT_THAT(error(), HasSubstr("00001.safetensors: tensor embed.weight has shape [8, 32], model.mir declares [32, 8]"));
+  EXPECT_THAT(error(),
+              HasSubstr("00001.safetensors: tensor embed.weight has shape [8, 32], model.mir declares [32, 8]"));
 
   fs::remove(dir_ / "provenance.json");
   EXPECT_THAT(error(), HasSubstr("provenance.json"));
@@ -142,15 +149,17 @@ TEST_F(MirDirTest, ErrorsNameFileAndTensor) {
 
 TEST_F(MirDirTest, CopiesTheTokenizer) {
   fs::create_directories(dir_ / "from/tokenizer");
-  for (const char* name : {"tokenizer.json", "generation_config.json", "other.txt"}) ASSERT_TRUE(write_file(dir_ / "from/tokenizer" / name, name).ok());
+  for (const char* name : {"tokenizer.json", "generation_config.json", "other.txt"})
+    ASSERT_TRUE(write_file(dir_ / "from/tokenizer" / name, name).ok());
   ASSERT_TRUE(copy_tokenizer(dir_ / "from", dir_ / "to").ok());
   EXPECT_TRUE(fs::exists(dir_ / "to/tokenizer/tokenizer.json"));
   EXPECT_TRUE(fs::exists(dir_ / "to/tokenizer/generation_config.json"));
   EXPECT_FALSE(fs::exists(dir_ / "to/tokenizer/other.txt"));
-  ASSERT_TRUE(copy_tokenizer(dir_ / "from/tokenizer", dir_ / "flat").ok());      // a checkpoint has them at its top
+  ASSERT_TRUE(copy_tokenizer(dir_ / "from/tokenizer", dir_ / "flat").ok());  // a checkpoint has them at its top
   EXPECT_TRUE(fs::exists(dir_ / "flat/tokenizer/tokenizer.json"));
   ASSERT_TRUE(write_file(dir_ / "file", "").ok());
-  EXPECT_THAT(copy_tokenizer(dir_ / "from", dir_ / "file").error().message(), HasSubstr("file/tokenizer: cannot be created"));
+  EXPECT_THAT(copy_tokenizer(dir_ / "from", dir_ / "file").error().message(),
+              HasSubstr("file/tokenizer: cannot be created"));
 }
 
 }  // namespace

@@ -10,20 +10,18 @@
 //
 //   file    = "mir" "1" model block { block }                      first block: prologue, last: epilogue
 //   model   = "model" STRING "{" { KEY "=" (STRING | INT | "[" INTS "]") } "}"
-//   block   = ("prologue" | "epilogue" | "block" NAME "layers" "=" RANGE { "," RANGE }) "{" { input | weight | node | output } "}"
-//   input   = "input" NAME ":" type
-//   weight  = "weight" NAME ":" FORMAT "[" INTS "]" [ MARK ]       FORMAT: f32, bf16, ..., or w8a8
-//   node    = NAME { "," NAME } "=" OP [ arg { "," arg } ] [ "{" { FIELD "=" WORD } "}" ] ":" type { "," type }
-//   arg     = VALUE | ROLE "=" (WEIGHT | "[" WEIGHT { "," WEIGHT } "]")
-//   output  = "output" NAME { "," NAME }
-//   type    = ELEM "[" ("T" | "P" | "L") "," INT "]" | "state"     token, pair or logit rows
+//   block   = ("prologue" | "epilogue" | "block" NAME "layers" "=" RANGE { "," RANGE }) "{" { input | weight | node |
+//   output } "}" input   = "input" NAME ":" type weight  = "weight" NAME ":" FORMAT "[" INTS "]" [ MARK ]       FORMAT:
+//   f32, bf16, ..., or w8a8 node    = NAME { "," NAME } "=" OP [ arg { "," arg } ] [ "{" { FIELD "=" WORD } "}" ] ":"
+//   type { "," type } arg     = VALUE | ROLE "=" (WEIGHT | "[" WEIGHT { "," WEIGHT } "]") output  = "output" NAME { ","
+//   NAME } type    = ELEM "[" ("T" | "P" | "L") "," INT "]" | "state"     token, pair or logit rows
 
 namespace mi::ir {
 namespace {
 
 constexpr size_t kMaxText = size_t(16) << 20;
-constexpr size_t kMaxPerBlock = 65536;       // values, weights and nodes, each
-constexpr int64_t kMaxLayers = 100000;       // of all blocks together
+constexpr size_t kMaxPerBlock = 65536;  // values, weights and nodes, each
+constexpr int64_t kMaxLayers = 100000;  // of all blocks together
 constexpr ValueType kStateType{Rows::kToken, 0, Elem::kState};
 
 std::string lower(std::string_view s) {
@@ -41,7 +39,7 @@ std::string upper(std::string_view s) {
 
 struct Token {
   enum Kind { kWord, kString, kPunct, kEnd } kind = kEnd;
-  std::string_view text;     // of a string: what stands between the quotes
+  std::string_view text;  // of a string: what stands between the quotes
   size_t line = 1, column = 1;
   bool is(char c) const { return kind == kPunct && text[0] == c; }
 };
@@ -70,7 +68,8 @@ class Lexer {
       } else if (c == '"') {
         for (++at_; at_ < s_.size() && s_[at_] != '"' && s_[at_] != '\n'; ++at_)
           if (s_[at_] == '\\' && at_ + 1 < s_.size() && s_[at_ + 1] != '\n') ++at_;
-        if (at_ >= s_.size() || s_[at_] != '"') return bad_input("line {}, column {}: the string has no closing quote", t.line, t.column);
+        if (at_ >= s_.size() || s_[at_] != '"')
+          return bad_input("line {}, column {}: the string has no closing quote", t.line, t.column);
         t.kind = Token::kString;
         t.text = s_.substr(begin + 1, at_ - begin - 1);
         ++at_;
@@ -78,7 +77,8 @@ class Lexer {
         t.kind = Token::kPunct;
         t.text = s_.substr(at_++, 1);
       } else {
-        return bad_input("line {}, column {}: unexpected character 0x{:02x}", t.line, t.column, unsigned(static_cast<unsigned char>(c)));
+        return bad_input("line {}, column {}: unexpected character 0x{:02x}", t.line, t.column,
+                         unsigned(static_cast<unsigned char>(c)));
       }
       out.push_back(t);
     }
@@ -86,7 +86,8 @@ class Lexer {
 
  private:
   static bool word_char(char c) {
-    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_' || c == '.' || c == '-' || c == '+';
+    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_' || c == '.' ||
+           c == '-' || c == '+';
   }
   void skip_space() {
     for (; at_ < s_.size(); ++at_) {
@@ -175,7 +176,8 @@ class Parser {
         r += c;
       } else if (c == 'x' && i + 2 < t.text.size()) {
         const auto e = std::from_chars(t.text.data() + i + 1, t.text.data() + i + 3, code, 16);
-        if (e.ec != std::errc() || e.ptr != t.text.data() + i + 3) return bad_at(t, "expected two hex digits after \\x");
+        if (e.ec != std::errc() || e.ptr != t.text.data() + i + 3)
+          return bad_at(t, "expected two hex digits after \\x");
         r += char(code);
         i += 2;
       } else {
@@ -209,7 +211,8 @@ class Parser {
     MI_TRY_VOID(word("model"));
     MI_TRY(m->name, string("the model's name in quotes"));
     MI_TRY_VOID(punct('{'));
-    const std::vector<std::string> known{"family", "model_type", "vocab", "hidden", "layers", "max_positions", "eos_ids", "bos_id", "pad_id"};
+    const std::vector<std::string> known{"family",        "model_type", "vocab",  "hidden", "layers",
+                                         "max_positions", "eos_ids",    "bos_id", "pad_id"};
     std::vector<std::string> seen;
     while (!now().is('}')) {
       const Token key_token = now();
@@ -217,16 +220,26 @@ class Parser {
       if (std::find(seen.begin(), seen.end(), key) != seen.end()) return bad_at(key_token, "'{}' is there twice", key);
       seen.push_back(key);
       MI_TRY_VOID(punct('='));
-      if (key == "family") { MI_TRY(m->family, string("a string")); }
-      else if (key == "model_type") { MI_TRY(m->model_type, string("a string")); }
-      else if (key == "vocab") { MI_TRY(m->vocab, integer("a number")); }
-      else if (key == "hidden") { MI_TRY(m->hidden, integer("a number")); }
-      else if (key == "layers") { MI_TRY(m->layers, integer("a number")); }
-      else if (key == "max_positions") { MI_TRY(m->max_positions, integer("a number")); }
-      else if (key == "eos_ids") { MI_TRY(m->eos_ids, integers(1024)); }
-      else if (key == "bos_id") { MI_TRY(m->bos_id, integer("a number")); }
-      else if (key == "pad_id") { MI_TRY(m->pad_id, integer("a number")); }
-      else return bad_at(key_token, "unknown key '{}'{}", key, did_you_mean(key, known));
+      if (key == "family") {
+        MI_TRY(m->family, string("a string"));
+      } else if (key == "model_type") {
+        MI_TRY(m->model_type, string("a string"));
+      } else if (key == "vocab") {
+        MI_TRY(m->vocab, integer("a number"));
+      } else if (key == "hidden") {
+        MI_TRY(m->hidden, integer("a number"));
+      } else if (key == "layers") {
+        MI_TRY(m->layers, integer("a number"));
+      } else if (key == "max_positions") {
+        MI_TRY(m->max_positions, integer("a number"));
+      } else if (key == "eos_ids") {
+        MI_TRY(m->eos_ids, integers(1024));
+      } else if (key == "bos_id") {
+        MI_TRY(m->bos_id, integer("a number"));
+      } else if (key == "pad_id") {
+        MI_TRY(m->pad_id, integer("a number"));
+      } else
+        return bad_at(key_token, "unknown key '{}'{}", key, did_you_mean(key, known));
     }
     ++at_;
     return {};
@@ -250,7 +263,8 @@ class Parser {
         const auto e = std::from_chars(n.data(), n.data() + n.size(), *v);
         return e.ec == std::errc() && e.ptr == n.data() + n.size() && *v >= 0 && *v < kMaxLayers;
       };
-      if (now().kind != Token::kWord || !number(first, &a) || !number(last, &b) || b < a) return expected("layers such as 3 or 0..2");
+      if (now().kind != Token::kWord || !number(first, &a) || !number(last, &b) || b < a)
+        return expected("layers such as 3 or 0..2");
       layers_ += b - a + 1;
       if (layers_ > kMaxLayers) return bad_at(now(), "more than {} layers", kMaxLayers);
       for (int64_t l = a; l <= b; ++l) out->push_back(int32_t(l));
@@ -269,10 +283,14 @@ class Parser {
     ValueType t;
     t.elem = *e;
     MI_TRY_VOID(punct('['));
-    if (now().text == "T") t.rows = Rows::kToken;
-    else if (now().text == "P") t.rows = Rows::kPair;
-    else if (now().text == "L") t.rows = Rows::kLogit;
-    else return expected("T, P or L, the kind of rows");
+    if (now().text == "T")
+      t.rows = Rows::kToken;
+    else if (now().text == "P")
+      t.rows = Rows::kPair;
+    else if (now().text == "L")
+      t.rows = Rows::kLogit;
+    else
+      return expected("T, P or L, the kind of rows");
     ++at_;
     MI_TRY_VOID(punct(','));
     MI_TRY(t.cols, integer("the number of columns"));
@@ -282,7 +300,8 @@ class Parser {
 
   Result<ValueId> define(std::string name, ValueType t, const Token& at) {
     if (b_->values.size() == kMaxPerBlock) return bad_at(at, "more than {} values in a block", kMaxPerBlock);
-    if (!values_.try_emplace(name, ValueId(b_->values.size())).second) return bad_at(at, "value '{}' is defined twice", name);
+    if (!values_.try_emplace(name, ValueId(b_->values.size())).second)
+      return bad_at(at, "value '{}' is defined twice", name);
     b_->values.push_back({std::move(name), t});
     return ValueId(b_->values.size()) - 1;
   }
@@ -293,7 +312,8 @@ class Parser {
     if (it != values_.end()) return it->second;
     std::vector<std::string> known;
     for (const Value& v : b_->values) known.push_back(v.name);
-    return bad_at(at, "value '{}' is not defined before here{}", name, known.size() <= 1000 ? did_you_mean(name, known) : "");
+    return bad_at(at, "value '{}' is not defined before here{}", name,
+                  known.size() <= 1000 ? did_you_mean(name, known) : "");
   }
   Result<int32_t> weight() {
     const Token at = now();
@@ -302,7 +322,8 @@ class Parser {
     if (it != weights_.end()) return it->second;
     std::vector<std::string> known;
     for (const WeightDecl& d : b_->weights) known.push_back(d.name);
-    return bad_at(at, "weight '{}' is not declared before here{}", name, known.size() <= 1000 ? did_you_mean(name, known) : "");
+    return bad_at(at, "weight '{}' is not declared before here{}", name,
+                  known.size() <= 1000 ? did_you_mean(name, known) : "");
   }
 
   Status block(Block* b, std::string name) {
@@ -315,10 +336,14 @@ class Parser {
       if (now().kind != Token::kWord) return expected("a statement or '}'");
       // A word before '=' or ',' is a result's name, whatever it is.
       const bool keyword = !next().is('=') && !next().is(',');
-      if (keyword && now().text == "input") MI_TRY_VOID(input());
-      else if (keyword && now().text == "weight") MI_TRY_VOID(weight_decl());
-      else if (keyword && now().text == "output") MI_TRY_VOID(outputs());
-      else MI_TRY_VOID(node());
+      if (keyword && now().text == "input")
+        MI_TRY_VOID(input());
+      else if (keyword && now().text == "weight")
+        MI_TRY_VOID(weight_decl());
+      else if (keyword && now().text == "output")
+        MI_TRY_VOID(outputs());
+      else
+        MI_TRY_VOID(node());
     }
     ++at_;
     return {};
@@ -373,7 +398,8 @@ class Parser {
       }
     }
     if (b_->weights.size() == kMaxPerBlock) return bad_at(at, "more than {} weights in a block", kMaxPerBlock);
-    if (!weights_.try_emplace(d.name, int32_t(b_->weights.size())).second) return bad_at(at, "weight '{}' is declared twice", d.name);
+    if (!weights_.try_emplace(d.name, int32_t(b_->weights.size())).second)
+      return bad_at(at, "weight '{}' is declared twice", d.name);
     b_->weights.push_back(std::move(d));
     return {};
   }

@@ -21,7 +21,8 @@ const Pass* find_pass(const std::string& name) {
 std::vector<std::string> cases() {
   std::vector<std::string> r;
   for (const auto& e : std::filesystem::directory_iterator(Path(MI_SOURCE_DIR) / "tests" / "graphs"))
-    if (e.path().extension() == ".mir" && graph_text(e.path().filename()).find("\n=== ") != std::string::npos) r.push_back(e.path().stem());
+    if (e.path().extension() == ".mir" && graph_text(e.path().filename()).find("\n=== ") != std::string::npos)
+      r.push_back(e.path().stem());
   std::sort(r.begin(), r.end());
   return r;
 }

@@ -8,7 +8,10 @@
 namespace mi::ir {
 namespace {
 
-struct Share { int64_t k = 1, experts = 1; bool lookup_only = true; };
+struct Share {
+  int64_t k = 1, experts = 1;
+  bool lookup_only = true;
+};
 
 // How each weight of a block takes part in one token's work.
 std::vector<Share> shares(const Block& b) {
@@ -61,7 +64,7 @@ GraphStats stats_of(const Graph& g) {
       const int64_t count = shape_count(d.shape).value_or(0);
       const bool constant = d.mark == Mark::kConstant;
       if (!constant && !share[w].lookup_only) s.active_params += count / share[w].experts * share[w].k * times;
-      if (&b == &g.epilogue && in_prologue.count(d.name)) continue;      // tied: stored once
+      if (&b == &g.epilogue && in_prologue.count(d.name)) continue;  // tied: stored once
       const int64_t scales = d.format == WeightFormat::kW8A8 ? count / d.shape.back() * int64_t(sizeof(float)) : 0;
       const std::string format = d.format == WeightFormat::kW8A8 ? "w8a8" : lower(dtype_name(d.dtype));
       WeightGroup& group = groups.try_emplace({d.mark, format}, WeightGroup{d.mark, format}).first->second;
@@ -82,7 +85,8 @@ GraphStats stats_of(const Graph& g) {
   for (const Block& b : g.blocks) {
     CacheStats c;
     for (const Node& n : b.nodes) {
-      if (const auto* p = std::get_if<KvAppendParams>(&n.params)) c.kv_heads = p->kv_heads, c.k_dim = p->k_dim, c.v_dim = p->v_dim;
+      if (const auto* p = std::get_if<KvAppendParams>(&n.params))
+        c.kv_heads = p->kv_heads, c.k_dim = p->k_dim, c.v_dim = p->v_dim;
       if (const auto* p = std::get_if<IndexAppendParams>(&n.params)) c.index_dim = p->dim;
       if (const auto* p = std::get_if<AttentionParams>(&n.params)) c.window = p->window;
     }

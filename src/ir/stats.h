@@ -8,8 +8,8 @@
 
 namespace mi::ir {
 
-// Weights of one mark and one format ("bf16", "w8a8"), summed over layers. Bytes as stored in the MIR directory, scales of
-// int8 matrices included; scales and constants (rope frequencies, activation scales) are no parameters.
+// Weights of one mark and one format ("bf16", "w8a8"), summed over layers. Bytes as stored in the MIR directory, scales
+// of int8 matrices included; scales and constants (rope frequencies, activation scales) are no parameters.
 struct WeightGroup {
   Mark mark = Mark::kNone;
   std::string format;
@@ -24,11 +24,12 @@ struct CacheStats {
 
 struct GraphStats {
   int64_t total_params = 0;
-  int64_t active_params = 0;      // per token: of E experts k count; the head counts, an embedding table (looked up) does not
+  int64_t active_params =
+      0;  // per token: of E experts k count; the head counts, an embedding table (looked up) does not
   int64_t weight_bytes = 0;
-  std::vector<WeightGroup> groups;     // by mark, then format
-  std::vector<CacheStats> caches;      // one per layer
-  int64_t nodes = 0;                   // summed over layers: a block of 57 layers counts 57 times
+  std::vector<WeightGroup> groups;  // by mark, then format
+  std::vector<CacheStats> caches;   // one per layer
+  int64_t nodes = 0;                // summed over layers: a block of 57 layers counts 57 times
 
   int64_t kv_bytes_per_token(int64_t bytes_per_element) const;
 };

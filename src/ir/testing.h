@@ -23,7 +23,8 @@ inline std::string model_text(const std::string& text, int layers = 1) {
   if (text.find("mir 1\n") != text.npos) return text;
   return "mir 1 model \"t\" { family=\"t\" model_type=\"t\" vocab=32 hidden=8 layers=" + std::to_string(layers) +
          " max_positions=64 eos_ids=[] bos_id=-1 pad_id=-1 }\n"
-         "prologue { weight embed.weight : bf16 [32, 8] embedding  x = embed weight=embed.weight : f32[T, 8]  output x }\n" +
+         "prologue { weight embed.weight : bf16 [32, 8] embedding  x = embed weight=embed.weight : f32[T, 8]  output x "
+         "}\n" +
          text +
          "\nepilogue { input x : f32[T, 8]  weight head.weight : bf16 [32, 8] head\n"
          "  xs = select_rows x : f32[L, 8]  logits = linear xs, weight=head.weight : f32[L, 32]  output logits }\n";

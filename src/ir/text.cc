@@ -19,16 +19,23 @@ std::string lower(std::string_view s) {
 std::string in_quotes(std::string_view s) {
   std::string r = "\"";
   for (unsigned char c : s) {
-    if (c == '"' || c == '\\') r += {'\\', char(c)};
-    else if (c < 0x20 || c == 0x7f) r += fmt::format("\\x{:02x}", c);
-    else r += char(c);
+    if (c == '"' || c == '\\')
+      r += {'\\', char(c)};
+    else if (c < 0x20 || c == 0x7f)
+      r += fmt::format("\\x{:02x}", c);
+    else
+      r += char(c);
   }
   return r + '"';
 }
 
 std::string type_text(const ValueType& t) {
   if (t == kStateType) return "state";
-  return fmt::format("{}[{}, {}]", elem_name(t.elem), t.rows == Rows::kToken ? "T" : t.rows == Rows::kPair ? "P" : "L", t.cols);
+  return fmt::format("{}[{}, {}]", elem_name(t.elem),
+                     t.rows == Rows::kToken  ? "T"
+                     : t.rows == Rows::kPair ? "P"
+                                             : "L",
+                     t.cols);
 }
 
 // "0..2, 5, 7..9"
@@ -56,13 +63,15 @@ class BlockPrinter {
     for (ValueId v : b_.inputs) s += fmt::format("  input {} : {}\n", value(v), type(v));
     for (const WeightDecl& d : b_.weights) {
       const std::string format = d.format == WeightFormat::kW8A8 ? "w8a8" : lower(dtype_name(d.dtype));
-      s += fmt::format("  weight {:<{}} : {} {}{}{}\n", d.name, std::min<size_t>(width, 48), format, shape_text(d.shape), d.mark == Mark::kNone ? "" : " ",
-                       d.mark == Mark::kNone ? "" : mark_name(d.mark));
+      s +=
+          fmt::format("  weight {:<{}} : {} {}{}{}\n", d.name, std::min<size_t>(width, 48), format, shape_text(d.shape),
+                      d.mark == Mark::kNone ? "" : " ", d.mark == Mark::kNone ? "" : mark_name(d.mark));
     }
     if (!s.empty() && !b_.nodes.empty()) s += '\n';
     width = 0;
     for (const Node& n : b_.nodes) width = std::max(width, names(n.out).size());
-    for (const Node& n : b_.nodes) s += fmt::format("  {:<{}} = {}\n", names(n.out), std::min<size_t>(width, 16), node(n));
+    for (const Node& n : b_.nodes)
+      s += fmt::format("  {:<{}} = {}\n", names(n.out), std::min<size_t>(width, 16), node(n));
     if (!b_.outputs.empty()) s += fmt::format("  output {}\n", names(b_.outputs));
     return s;
   }
@@ -71,7 +80,9 @@ class BlockPrinter {
   bool known(ValueId v) const { return v >= 0 && size_t(v) < b_.values.size(); }
   std::string value(ValueId v) const { return known(v) ? b_.values[size_t(v)].name : fmt::format("?{}", v); }
   std::string type(ValueId v) const { return known(v) ? type_text(b_.values[size_t(v)].type) : "?"; }
-  std::string weight(int32_t w) const { return w >= 0 && size_t(w) < b_.weights.size() ? b_.weights[size_t(w)].name : fmt::format("?{}", w); }
+  std::string weight(int32_t w) const {
+    return w >= 0 && size_t(w) < b_.weights.size() ? b_.weights[size_t(w)].name : fmt::format("?{}", w);
+  }
   std::string names(const std::vector<ValueId>& vs) const {
     std::string s;
     for (ValueId v : vs) s += (s.empty() ? "" : ", ") + value(v);
@@ -83,7 +94,8 @@ class BlockPrinter {
     for (const WeightUse& u : n.weights) {
       std::string list;
       for (int32_t w : u.weights) list += (list.empty() ? "" : ", ") + weight(w);
-      s += fmt::format("{}{}={}{}{}", std::exchange(sep, ", "), role_name(u.role), u.weights.size() == 1 ? "" : "[", list, u.weights.size() == 1 ? "" : "]");
+      s += fmt::format("{}{}={}{}{}", std::exchange(sep, ", "), role_name(u.role), u.weights.size() == 1 ? "" : "[",
+                       list, u.weights.size() == 1 ? "" : "]");
     }
     if (const std::string p = params_text(n.params); !p.empty()) s += " {" + p + "}";
     sep = " : ";
@@ -106,7 +118,8 @@ std::string print(const Graph& g) {
   s += fmt::format("  vocab={} hidden={} layers={} max_positions={}\n", m.vocab, m.hidden, m.layers, m.max_positions);
   s += fmt::format("  eos_ids={} bos_id={} pad_id={}\n}}\n", int_list(m.eos_ids), m.bos_id, m.pad_id);
   s += fmt::format("\nprologue {{\n{}}}\n", BlockPrinter(g.prologue).run());
-  for (const Block& b : g.blocks) s += fmt::format("\nblock {} layers = {} {{\n{}}}\n", b.name, ranges_text(b.layers), BlockPrinter(b).run());
+  for (const Block& b : g.blocks)
+    s += fmt::format("\nblock {} layers = {} {{\n{}}}\n", b.name, ranges_text(b.layers), BlockPrinter(b).run());
   s += fmt::format("\nepilogue {{\n{}}}\n", BlockPrinter(g.epilogue).run());
   return s;
 }

@@ -1,5 +1,5 @@
-// Any bytes: parsing answers; what parses prints and parses back to the same graph; verifying it does not crash, and what
-// is legal survives the passes legally.
+// Any bytes: parsing answers; what parses prints and parses back to the same graph; verifying it does not crash, and
+// what is legal survives the passes legally.
 
 #include <cstdint>
 #include <cstdlib>

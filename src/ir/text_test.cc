@@ -32,7 +32,8 @@ TEST(Text, RoundTripsWhatIsRare) {
       layers = linear output, input, weight=output {out_scale=0.1} : f32[T, 8]
       output layers
     }
-    block d layers = 3, 5..6 { input x : f32[T, 8]  y = clamp x {lo=-3.4028235e+38 hi=7} : f32[T, 8]  output y })", 9));
+    block d layers = 3, 5..6 { input x : f32[T, 8]  y = clamp x {lo=-3.4028235e+38 hi=7} : f32[T, 8]  output y })",
+                                   9));
   g.info.name = "a \"quoted\" \\ name\n\x01 \xc3\xa4";
   g.info.eos_ids = {1, 2, 3};
   g.info.max_positions = INT64_MAX;
@@ -62,35 +63,50 @@ TEST(Text, PrintsIllegalBlocksForDebugging) {
 
 TEST(Text, ErrorsNameThePlaceAndWhatWasExpected) {
   EXPECT_EQ(error_of(""), "line 1, column 1: expected 'mir', found the end");
-  EXPECT_EQ(error_of("mir 2"), "line 1, column 5: expected format version 1 (a newer metainfer wrote this?), found '2'");
+  EXPECT_EQ(error_of("mir 2"),
+            "line 1, column 5: expected format version 1 (a newer metainfer wrote this?), found '2'");
   EXPECT_EQ(error_of("mir 1\nmodel \"x\n\""), "line 2, column 7: the string has no closing quote");
-  EXPECT_EQ(error_of("mir 1 # comment\n  model \"x\" { vocal=3 }"), "line 2, column 15: unknown key 'vocal' (did you mean 'vocab'?)");
+  EXPECT_EQ(error_of("mir 1 # comment\n  model \"x\" { vocal=3 }"),
+            "line 2, column 15: unknown key 'vocal' (did you mean 'vocab'?)");
   EXPECT_EQ(error_of("mir 1 model \"x\" { vocab=3 vocab=3 }"), "line 1, column 27: 'vocab' is there twice");
-  EXPECT_EQ(error_of("mir 1 model \"x\" { vocab=99999999999999999999 }"), "line 1, column 25: expected a number, found '99999999999999999999'");
-  EXPECT_EQ(error_of("mir 1 model \"\\q\" { }"), "line 1, column 13: unknown escape in a string; known are \\\", \\\\ and \\xHH");
-  EXPECT_EQ(error_of("mir 1 model \"\\x4\" { }"), "line 1, column 13: unknown escape in a string; known are \\\", \\\\ and \\xHH");
+  EXPECT_EQ(error_of("mir 1 model \"x\" { vocab=99999999999999999999 }"),
+            "line 1, column 25: expected a number, found '99999999999999999999'");
+  EXPECT_EQ(error_of("mir 1 model \"\\q\" { }"),
+            "line 1, column 13: unknown escape in a string; known are \\\", \\\\ and \\xHH");
+  EXPECT_EQ(error_of("mir 1 model \"\\x4\" { }"),
+            "line 1, column 13: unknown escape in a string; known are \\\", \\\\ and \\xHH");
   EXPECT_EQ(error_of("mir 1 \x01"), "line 1, column 7: unexpected character 0x01");
 }
 
 // Errors inside a block; the statement stands at column 1 of line 2.
 std::string error_in_block(const std::string& statement) {
-  return error_of("mir 1 model \"x\" { } prologue { input x : f32[T, 8] weight w : f32 [8] norm\n" + statement + "\n} epilogue { }");
+  return error_of("mir 1 model \"x\" { } prologue { input x : f32[T, 8] weight w : f32 [8] norm\n" + statement +
+                  "\n} epilogue { }");
 }
 
 TEST(Text, ErrorsInsideBlocks) {
-  EXPECT_EQ(error_in_block("y = rms_nrom x : f32[T, 8]"), "line 2, column 5: unknown op 'rms_nrom' (did you mean 'rms_norm'?)");
+  EXPECT_EQ(error_in_block("y = rms_nrom x : f32[T, 8]"),
+            "line 2, column 5: unknown op 'rms_nrom' (did you mean 'rms_norm'?)");
   EXPECT_EQ(error_in_block("y = scale z : f32[T, 8]"), "line 2, column 11: value 'z' is not defined before here");
-  EXPECT_EQ(error_in_block("y = rms_norm x, weight=v : f32[T, 8]"), "line 2, column 24: weight 'v' is not declared before here");
+  EXPECT_EQ(error_in_block("y = rms_norm x, weight=v : f32[T, 8]"),
+            "line 2, column 24: weight 'v' is not declared before here");
   EXPECT_EQ(error_in_block("x = scale x : f32[T, 8]"), "line 2, column 1: value 'x' is defined twice");
   EXPECT_EQ(error_in_block("weight w : f32 [8]"), "line 2, column 8: weight 'w' is declared twice");
-  EXPECT_EQ(error_in_block("weight v : int4 [8]"), "line 2, column 12: unknown weight format 'int4'; known are f32, bf16, f16, w8a8");
-  EXPECT_EQ(error_in_block("weight v : f32 [8] wonderful"), "line 2, column 20: expected a mark (attention, expert, ...) or a statement, found 'wonderful'");
-  EXPECT_EQ(error_in_block("y = scale x {factor=2 facter=2} : f32[T, 8]"), "line 2, column 13: scale has no field 'facter' (did you mean 'factor'?)");
-  EXPECT_EQ(error_in_block("y = scale x {factor=two} : f32[T, 8]"), "line 2, column 13: scale: factor must be a finite number");
-  EXPECT_EQ(error_in_block("y = scale x : f33[T, 8]"), "line 2, column 15: unknown element type 'f33'; known are f32, q8, i32, route, state");
-  EXPECT_EQ(error_in_block("y = scale x : f32[Q, 8]"), "line 2, column 19: expected T, P or L, the kind of rows, found 'Q'");
+  EXPECT_EQ(error_in_block("weight v : int4 [8]"),
+            "line 2, column 12: unknown weight format 'int4'; known are f32, bf16, f16, w8a8");
+  EXPECT_EQ(error_in_block("weight v : f32 [8] wonderful"),
+            "line 2, column 20: expected a mark (attention, expert, ...) or a statement, found 'wonderful'");
+  EXPECT_EQ(error_in_block("y = scale x {factor=2 facter=2} : f32[T, 8]"),
+            "line 2, column 13: scale has no field 'facter' (did you mean 'factor'?)");
+  EXPECT_EQ(error_in_block("y = scale x {factor=two} : f32[T, 8]"),
+            "line 2, column 13: scale: factor must be a finite number");
+  EXPECT_EQ(error_in_block("y = scale x : f33[T, 8]"),
+            "line 2, column 15: unknown element type 'f33'; known are f32, q8, i32, route, state");
+  EXPECT_EQ(error_in_block("y = scale x : f32[Q, 8]"),
+            "line 2, column 19: expected T, P or L, the kind of rows, found 'Q'");
   EXPECT_EQ(error_in_block("y = scale x"), "line 3, column 1: expected ',', found '}'");
-  EXPECT_EQ(error_in_block("y = rms_norm weight=w, x : f32[T, 8]"), "line 2, column 24: expected a role such as weight=..., values come first, found 'x'");
+  EXPECT_EQ(error_in_block("y = rms_norm weight=w, x : f32[T, 8]"),
+            "line 2, column 24: expected a role such as weight=..., values come first, found 'x'");
   EXPECT_EQ(error_in_block("y = rms_norm x, wait=w : f32[T, 8]"), "line 2, column 17: unknown weight role 'wait'");
 }
 

@@ -23,7 +23,7 @@ bool dead_code(Block& b) {
       changed = true;
       continue;
     }
-    if (n.out.size() == 2) {      // a norm with both results
+    if (n.out.size() == 2) {  // a norm with both results
       const size_t before = n.out.size();
       std::erase_if(n.out, [&](ValueId v) { return !live[size_t(v)]; });
       changed = changed || n.out.size() != before;

@@ -1,4 +1,5 @@
-// A norm whose result is quantized writes int8 itself; the float result stays only where somebody reads it (the router):
+// A norm whose result is quantized writes int8 itself; the float result stays only where somebody reads it (the
+// router):
 //
 //   y = rms_norm x, weight=n                         yq    = rms_norm x, weight=n : q8[T, H]
 //   q = quantize y                            →      y, q  = rms_norm x, weight=n : f32[T, H], q8[T, H]
@@ -17,8 +18,10 @@ bool step(Block& b) {
     const int32_t p = u.producer(q.in[0]);
     if (p < 0 || b.nodes[size_t(p)].op != Op::kRmsNorm) continue;
     Node& norm = b.nodes[size_t(p)];
-    if (norm.out.size() == 2) replace_uses(b, q.out[0], norm.out[1]);
-    else norm.out.push_back(q.out[0]);
+    if (norm.out.size() == 2)
+      replace_uses(b, q.out[0], norm.out[1]);
+    else
+      norm.out.push_back(q.out[0]);
     if (u.absorbable(q.in[0])) norm.out.erase(norm.out.begin());
     remove_node(q);
     tidy(b);

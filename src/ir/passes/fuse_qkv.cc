@@ -1,8 +1,8 @@
 // Projections of attention that read the same value become one matrix product over stacked weights:
 //
-//   q = linear a, weight=attn.q.weight               qkv = linear a, weight=[attn.q.weight, attn.k.weight, attn.v.weight]
-//   k = linear a, weight=attn.k.weight        →      q   = slice qkv {len=...}
-//   v = linear a, weight=attn.v.weight               k   = slice qkv {start=... len=...}
+//   q = linear a, weight=attn.q.weight               qkv = linear a, weight=[attn.q.weight, attn.k.weight,
+//   attn.v.weight] k = linear a, weight=attn.k.weight        →      q   = slice qkv {len=...} v = linear a,
+//   weight=attn.v.weight               k   = slice qkv {start=... len=...}
 //                                                    v   = slice qkv {start=... len=...}
 //
 // The projections of the block index (marked `index`) join where their precision is the same; biases are stacked where
@@ -45,7 +45,8 @@ void stack(Block& b, const std::vector<size_t>& members) {
   fused.out = {new_value(b, "qkv", type)};
   for (Node& s : slices) s.in = fused.out;
   slices.insert(slices.begin(), std::move(fused));
-  b.nodes.insert(b.nodes.begin() + ptrdiff_t(members[0]), std::make_move_iterator(slices.begin()), std::make_move_iterator(slices.end()));
+  b.nodes.insert(b.nodes.begin() + ptrdiff_t(members[0]), std::make_move_iterator(slices.begin()),
+                 std::make_move_iterator(slices.end()));
   tidy(b);
 }
 

@@ -15,8 +15,8 @@
 namespace mi::ir {
 namespace {
 
-// linear, then scale: the factor moves into out_scale. A second factor would have to be multiplied with the first, which
-// rounds differently.
+// linear, then scale: the factor moves into out_scale. A second factor would have to be multiplied with the first,
+// which rounds differently.
 bool absorb_scale(Block& b) {
   const Uses u(b);
   for (Node& scale : b.nodes) {

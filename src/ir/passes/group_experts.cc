@@ -42,7 +42,8 @@ bool step(Block& b) {
 
     const Node* gate = absorbable_producer(b, u, act->in[0], Op::kExpertLinear);
     const Node* up = absorbable_producer(b, u, act->in[1], Op::kExpertLinear);
-    if (!gate || !up || gate->in != up->in || gate->in[1] != route || !is_expert(b, *gate) || !is_expert(b, *up)) continue;
+    if (!gate || !up || gate->in != up->in || gate->in[1] != route || !is_expert(b, *gate) || !is_expert(b, *up))
+      continue;
     if (!same_precision(*single_weight(b, *gate, Role::kWeight), *single_weight(b, *up, Role::kWeight))) continue;
     if (b.values[size_t(gate->in[0])].type.rows != Rows::kToken) continue;
 

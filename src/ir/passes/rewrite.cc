@@ -2,7 +2,8 @@
 
 namespace mi::ir {
 
-Uses::Uses(const Block& b) : producer_(b.values.size(), -1), count_(b.values.size(), 0), output_(b.values.size(), false) {
+Uses::Uses(const Block& b)
+    : producer_(b.values.size(), -1), count_(b.values.size(), 0), output_(b.values.size(), false) {
   for (size_t i = 0; i < b.nodes.size(); ++i) {
     for (ValueId v : b.nodes[i].out) producer_[size_t(v)] = int32_t(i);
     for (ValueId v : b.nodes[i].in) ++count_[size_t(v)];
@@ -34,7 +35,8 @@ const WeightDecl* single_weight(const Block& b, const Node& n, Role r) {
 bool same_precision(const WeightDecl& a, const WeightDecl& b) { return a.format == b.format && a.dtype == b.dtype; }
 
 bool stackable(const Block& b, const Node& n) {
-  return n.op == Op::kLinear && n.in.size() == 1 && single_weight(b, n, Role::kWeight) && std::get<LinearParams>(n.params).out_scale == 1;
+  return n.op == Op::kLinear && n.in.size() == 1 && single_weight(b, n, Role::kWeight) &&
+         std::get<LinearParams>(n.params).out_scale == 1;
 }
 
 bool stack_together(const Block& b, const Node& a, const Node& c) {
