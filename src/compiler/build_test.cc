@@ -1,10 +1,12 @@
 #include "compiler/build.h"
 
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <cmath>
+#include <csignal>
 
 #include "artifact/layout.h"
 #include "artifact/reader.h"
@@ -203,13 +205,30 @@ TEST_F(Build, BadNumbersAreNamedAndLeaveNothing) {
     const BuildOptions o = options("w8a8", [&](const std::string& n, std::vector<float>& v) {
       if (n == name) v[5] = NAN;
     });
-    failed(build_engine(o), ErrorCode::kBadInput, std::string(name).substr(0, std::string(name).find("_scale")));
+    failed(build_engine(o), ErrorCode::kBadInput, fmt::format("'{}'", name));
     EXPECT_EQ(names_in_dir(), (std::vector<std::string>{"mir"}));
   }
   const BuildOptions o = options("w8a8", [&](const std::string& n, std::vector<float>& v) {
     if (n == "layers.0.attn.q.weight_scale") v[0] = -1;
   });
   failed(build_engine(o), ErrorCode::kBadInput, "negative scale");
+}
+
+TEST_F(Build, AFullDiskIsSaidAndLeavesNothing) {
+  const BuildOptions o = options("w8a8");
+  const pid_t child = fork();
+  if (child == 0) {
+    // Files of this process may not grow beyond 8 KB: what a write sees on a full disk, where nothing else can be filled.
+    signal(SIGXFSZ, SIG_IGN);
+    const rlimit limit{8192, 8192};
+    setrlimit(RLIMIT_FSIZE, &limit);
+    const auto r = build_engine(o);
+    _exit(!r.ok() && r.error().code() == ErrorCode::kEnvironment && r.error().message().find("cannot write") != std::string::npos ? 0 : 1);
+  }
+  int status = 0;
+  waitpid(child, &status, 0);
+  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+  EXPECT_EQ(names_in_dir(), (std::vector<std::string>{"mir"}));
 }
 
 TEST_F(Build, StrictNamesEachFallback) {

@@ -39,14 +39,35 @@ std::vector<Source> open_sources(const ir::MirDir& mir, const WeightPlan& plan) 
   return sources;
 }
 
-// count elements from `first` on, widened to float and checked.
+// True when an element's exponent is all ones: an infinity or a NaN. Written without an early end, so that it vectorizes:
+// every number of a model passes here.
+template <typename Bits>
+bool any_not_finite(const Bits* v, int64_t count, Bits exponent) {
+  uint32_t found = 0;
+  for (int64_t i = 0; i < count; ++i) found |= uint32_t((v[i] & exponent) == exponent);
+  return found != 0;
+}
+
+// Elements [first, first + count) of v, a tensor of s, are finite.
+Status check_finite(const Source& s, const TensorView& v, int64_t first, int64_t count) {
+  const std::byte* at = v.data + size_t(first) * dtype_bytes(v.dtype);
+  const bool bad = v.dtype == DType::kF32    ? any_not_finite(reinterpret_cast<const uint32_t*>(at), count, uint32_t(0x7f800000))
+                   : v.dtype == DType::kBF16 ? any_not_finite(reinterpret_cast<const uint16_t*>(at), count, uint16_t(0x7f80))
+                                             : any_not_finite(reinterpret_cast<const uint16_t*>(at), count, uint16_t(0x7c00));
+  if (!bad) return {};
+  for (int64_t i = 0;; ++i) {
+    float f = 0;
+    convert_to_f32(at + size_t(i) * dtype_bytes(v.dtype), v.dtype, &f, 1);
+    if (!std::isfinite(f))
+      return bad_input("tensor '{}{}' of shape {} has {} at element {}: the checkpoint is damaged; export it again from an intact copy", s.name,
+                       v.data == s.scale.data ? "_scale" : "", shape_text(v.shape), std::isnan(f) ? "a NaN" : "an infinity", first + i);
+  }
+}
+
+// The same elements, checked and widened to float.
 Status read_floats(const Source& s, const TensorView& v, int64_t first, int64_t count, float* out) {
-  const size_t elem = dtype_bytes(v.dtype);
-  convert_to_f32(v.data + size_t(first) * elem, v.dtype, out, size_t(count));
-  for (int64_t i = 0; i < count; ++i)
-    if (!std::isfinite(out[i])) [[unlikely]]
-      return bad_input("tensor '{}' of shape {} has {} at element {}: the checkpoint is damaged; export it again from an intact copy",
-                       s.name, shape_text(v.shape), std::isnan(out[i]) ? "a NaN" : "an infinity", first + i);
+  MI_TRY_VOID(check_finite(s, v, first, count));
+  convert_to_f32(v.data + size_t(first) * dtype_bytes(v.dtype), v.dtype, out, size_t(count));
   return {};
 }
 
@@ -100,17 +121,30 @@ class Emitter {
           if (scales_[size_t(e * t.n_pad + begin + i)] < 0) return bad_input("tensor '{}_scale' has a negative scale: quantize the model again", s.name);
         continue;
       }
-      floats_.resize(size_t(n * t.k));
-      MI_TRY_VOID(read_floats(s, s.data, first, n * t.k, floats_.data()));
-      if (t.packing == Packing::kPackedF32) {
-        kernels::pack_f32(floats_.data(), n, t.k, reinterpret_cast<float*>(chunk_.data()), begin - r0);
-      } else {
-        halves_.resize(floats_.size());
-        for (size_t i = 0; i < floats_.size(); ++i) halves_[i] = to_bf16(floats_[i]).bits;
-        kernels::pack_bf16(halves_.data(), n, t.k, reinterpret_cast<uint16_t*>(chunk_.data()), begin - r0);
-      }
+      MI_TRY_VOID(pack_floats(t, s, first, n, begin - r0));
     }
     return {};
+  }
+
+  // n rows of s from element `first` on, to row `at` of chunk_.
+  Status pack_floats(const WeightTensor& t, const Source& s, int64_t first, int64_t n, int64_t at) {
+    const std::byte* w = s.data.data + size_t(first) * dtype_bytes(s.data.dtype);
+    if (s.data.dtype == t.dtype) {      // the common case: straight from the mapped file
+      MI_TRY_VOID(check_finite(s, s.data, first, n * t.k));
+    } else {
+      floats_.resize(size_t(n * t.k));
+      MI_TRY_VOID(read_floats(s, s.data, first, n * t.k, floats_.data()));
+      w = reinterpret_cast<const std::byte*>(floats_.data());
+      if (t.dtype == DType::kBF16) w = reinterpret_cast<const std::byte*>(round_to_bf16(floats_));
+    }
+    if (t.packing == Packing::kPackedF32) kernels::pack_f32(reinterpret_cast<const float*>(w), n, t.k, reinterpret_cast<float*>(chunk_.data()), at);
+    else kernels::pack_bf16(reinterpret_cast<const uint16_t*>(w), n, t.k, reinterpret_cast<uint16_t*>(chunk_.data()), at);
+    return {};
+  }
+  const uint16_t* round_to_bf16(const std::vector<float>& v) {
+    halves_.resize(v.size());
+    for (size_t i = 0; i < v.size(); ++i) halves_[i] = to_bf16(v[i]).bits;
+    return halves_.data();
   }
 
   Status emit_packed(WeightTensor& t, const std::vector<Source>& sources) {
@@ -153,9 +187,7 @@ class Emitter {
   }
   Status write_floats(DType dtype, const std::vector<float>& v) {
     if (dtype == DType::kF32) return write(v.data(), int64_t(v.size() * sizeof(float)));
-    halves_.resize(v.size());
-    for (size_t i = 0; i < v.size(); ++i) halves_[i] = to_bf16(v[i]).bits;
-    return write(halves_.data(), int64_t(v.size() * sizeof(uint16_t)));
+    return write(round_to_bf16(v), int64_t(v.size() * sizeof(uint16_t)));
   }
 
   const ir::MirDir& mir_;
