@@ -117,7 +117,7 @@ asio::awaitable<bool> Connection::serve_one() {
   error_code ec;
   http::request_parser<http::string_body> parser;
   parser.header_limit(uint32_t(limits_.header_bytes));
-  parser.body_limit(boost::none);           // checked here, with an answer
+  parser.body_limit(UINT64_MAX);            // checked here, with an answer (Beast 1.74 takes "none" for zero)
   if (closing_) co_return false;
   // Between requests a connection may be idle; once a byte is here, the request must come in time.
   if (buffer_.size() == 0) {
