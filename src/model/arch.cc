@@ -8,6 +8,9 @@
 namespace mi::model {
 namespace {
 
+constexpr int64_t kMaxSize = int64_t(1) << 31;      // products of two sizes fit
+constexpr int64_t kMaxHeadDim = 65536, kMaxExperts = 65536;
+
 // Typed reads of a recipe section. The first error sticks; what is read after it is a default.
 class Fields {
  public:
@@ -36,9 +39,9 @@ class Fields {
   }
   int64_t integer(const std::string& key, const Json& fallback) {
     const Json v = get(key, fallback);
-    if (v.is_number_integer()) return v.get<int64_t>();
     if (v.is_null()) return 0;
-    wrong(key, "an integer");
+    if (v.is_number_integer() && std::abs(v.get<int64_t>()) <= kMaxSize) return v.get<int64_t>();
+    wrong(key, "an integer up to 2^31");
     return 0;
   }
   float number(const std::string& key, const Json& fallback) {
@@ -130,6 +133,8 @@ Status read_attention(const Recipe& r, Config& c, ArchSpec* a) {
   MI_TRY_VOID(f.finish());
   if (kind == "mla") return bad_input("{}.yaml: attention kind 'mla' is not supported yet", r.family);
   if (!scale.is_null() && !scale.is_number()) return bad_input("{}.yaml: attention: scale: expected a number", r.family);
+  if (t.head_dim > kMaxHeadDim) return bad_input("{} is {}, more than the limit of {}", c.spelled("head_dim"), t.head_dim, kMaxHeadDim);
+  if (t.heads < 1 || t.kv_heads < 1 || t.head_dim < 1 || t.v_dim < 1) return bad_input("{}: attention needs heads and a head size above 0", c.path());
   t.scale = scale.is_null() ? float(1.0 / std::sqrt(double(t.head_dim))) : scale.get<float>();
   if (t.heads % t.kv_heads != 0)
     return bad_input("{} is {}, no multiple of {} key-value heads", c.spelled("heads"), t.heads, t.kv_heads);
@@ -140,6 +145,7 @@ Status read_rope(const Recipe& r, Config& c, ArchSpec* a) {
   Fields f(r, "rope", c);
   RopeRequest q;
   q.style = f.word("style", "half", {"half", "interleaved", "none"});
+  q.theta = f.number("theta", 10000.0);
   q.partial = f.number("partial", 1.0);
   q.check_rotary_dim = f.word("rotary_dim", "use", {"use", "check"}) == "check";
   q.default_scaling = f.written("default_scaling", Json());
@@ -223,6 +229,7 @@ Status read_activation(const Recipe& r, Config& c, ArchSpec* a) {
 }
 
 Status check_route(Config& c, const RouteParams& p) {
+  if (p.experts > kMaxExperts) return bad_input("{} is {}, more than the limit of {}", c.spelled("experts"), p.experts, kMaxExperts);
   if (p.k > p.experts) return bad_input("{} is {}, but there are only {} experts ({})", c.spelled("k"), p.k, p.experts, c.spelled("experts"));
   if (p.groups < 1 || p.experts % p.groups != 0) return bad_input("{}: {} experts do not divide into {} groups", c.path(), p.experts, p.groups);
   if (p.groups_keep < 1 || p.groups_keep > p.groups) return bad_input("{}: {} of {} expert groups cannot be kept", c.path(), p.groups_keep, p.groups);

@@ -81,6 +81,7 @@ Result<ArchSpec> resolve_arch(const Recipe& r, Config& c);
 // config.json's rope in all its spellings -> one RopeSpec (or one per layer type). section: the recipe's `rope`.
 struct RopeRequest {
   std::string style;                  // half, interleaved
+  double theta = 10000;               // base when the file does not say
   double partial = 1;                 // part of the head that is rotated when the file does not say
   bool check_rotary_dim = false;      // rotary_dim is only compared, partial_rotary_factor decides
   Json default_scaling;               // when the file has neither rope_scaling nor rope_parameters

@@ -6,6 +6,8 @@
 namespace mi::model {
 namespace {
 
+constexpr size_t kEnoughMissing = 64;      // this is another model; no need to look for the rest
+
 std::string replace(std::string s, std::string_view what, const std::string& with) {
   for (size_t at = s.find(what); at != s.npos; at = s.find(what, at + with.size())) s.replace(at, what.size(), with);
   return s;
@@ -175,6 +177,7 @@ Result<WeightInfo> Binder::need(int32_t layer, const std::string& local, const S
   const std::string full = ir::full_name(local, layer);
   if (!best.first_missing.empty()) {
     missing_.push_back(fmt::format("{} (for {})", original(best.first_missing), full));
+    if (missing_.size() == kEnoughMissing) return finish().error();
     return WeightInfo{};
   }
 

@@ -5,7 +5,8 @@
 namespace mi::model {
 namespace {
 
-constexpr int64_t kMaxInt = int64_t(1) << 40;
+constexpr int64_t kMaxValue = int64_t(1) << 31;        // of one key
+constexpr int64_t kMaxInt = int64_t(1) << 40;          // of an expression
 
 // The value at "a.b.c", or nullptr when absent or null.
 const Json* at_path(const Json& j, const std::string& path) {
@@ -42,7 +43,8 @@ Status check_type(const Json& v, const KeySpec& spec, const std::string& what) {
     case KeyType::kInt: {
       MI_TRY_VOID(check<int64_t>(v, what));
       const int64_t i = v.get<int64_t>();
-      if (i < spec.min || i > kMaxInt) return bad_input("{} is {}, expected an integer of at least {}", what, i, spec.min);
+      if (i < spec.min) return bad_input("{} is {}, expected an integer of at least {}", what, i, spec.min);
+      if (i > kMaxValue) return bad_input("{} is {}, more than the limit of {}", what, i, kMaxValue);
       return {};
     }
     case KeyType::kFloat: return check<double>(v, what);
@@ -192,8 +194,7 @@ Result<Json> Config::value(const std::string& name) {
   if (!found.ok()) return found.error();
   if (found->source.empty()) {
     if (!spec.has_default) {
-      std::vector<std::string> present;
-      for (const auto& [k, v] : text().items()) present.push_back(k);
+      const std::vector<std::string> present = keys();
       const std::string first = spec.keys.empty() ? name : spec.keys.front();
       const std::string near = nearest_name(first, present);
       return bad_input("{}: {} is missing{}", path_, first, near.empty() ? "" : fmt::format(" (did you mean '{}'?)", near));
@@ -217,6 +218,12 @@ Result<Json> Config::value(const std::string& name) {
 }
 
 Result<int64_t> Config::eval(const std::string& expression) { return Expression(expression, this).run(); }
+
+std::vector<std::string> Config::keys() const {
+  std::vector<std::string> keys;
+  for (const auto& [k, v] : text().items()) keys.push_back(k);
+  return keys;
+}
 
 std::vector<std::string> Config::unread_keys() const {
   std::vector<std::string> keys;

@@ -45,7 +45,8 @@ class Config {
   };
   const std::vector<Resolved>& resolved() const { return resolved_; }
   void note(std::string name, std::string value, std::string source) { resolved_.push_back({std::move(name), std::move(value), std::move(source)}); }
-  // Keys of the text config that nothing looked up.
+  // Keys of the text config; those that nothing looked up.
+  std::vector<std::string> keys() const;
   std::vector<std::string> unread_keys() const;
   const std::string& path() const { return path_; }
   const Json& root() const { return root_; }

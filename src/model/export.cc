@@ -236,6 +236,23 @@ Json provenance(const ExportOptions& o, const Plan& p, const ExportReport& r, Js
   return j;
 }
 
+// Keys of config.json that nothing reads. One that looks like a slip of a key that the recipe would read is a warning.
+void note_unread_keys(const Config& c, const Recipe& r, std::vector<std::string>* notes) {
+  const std::vector<std::string> present = c.keys();
+  std::vector<std::string> known, unread;
+  for (const auto& [name, spec] : r.keys)
+    for (const std::string& k : spec.keys)
+      if (std::find(present.begin(), present.end(), k) == present.end()) known.push_back(k);
+  for (const std::string& k : c.unread_keys()) {
+    if (std::any_of(r.ignored_keys.begin(), r.ignored_keys.end(), [&](const std::string& i) { return glob_match(i, k); })) continue;
+    const std::string near = nearest_name(k, known);
+    const bool slip = !near.empty() && std::max(near.size(), k.size()) - std::min(near.size(), k.size()) <= 2 && near[0] == k[0];
+    if (slip) notes->push_back(fmt::format("warning: config.json: {} has no effect; did you mean {}?", k, near));
+    else unread.push_back(k);
+  }
+  if (!unread.empty()) notes->push_back(fmt::format("config.json: {} {} no effect", list_text(unread, 12), unread.size() == 1 ? "has" : "have"));
+}
+
 // Reads and checks everything; the graph is complete and every tensor accounted for.
 Status make_plan(const ExportOptions& o, const Path& dir, const Path& config_path, Plan* p, ExportReport* r) {
   MI_TRY(Json root, read_json(config_path));
@@ -275,11 +292,7 @@ Status make_plan(const ExportOptions& o, const Path& dir, const Path& config_pat
   info.name = !o.name.empty() ? o.name : fs::weakly_canonical(dir.empty() ? Path(".") : dir).filename().string();
   if (auto s = ir::verify(p->graph); !s.ok()) return s.error().with_context(config_path.string());
 
-  std::vector<std::string> unread = c.unread_keys();
-  std::erase_if(unread, [&](const std::string& k) {
-    return std::any_of(p->recipe.ignored_keys.begin(), p->recipe.ignored_keys.end(), [&](const std::string& i) { return glob_match(i, k); });
-  });
-  if (!unread.empty()) r->notes.push_back(fmt::format("config.json: {} {} no effect", list_text(unread, 12), unread.size() == 1 ? "has" : "have"));
+  note_unread_keys(c, p->recipe, &r->notes);
   r->notes.insert(r->notes.end(), p->text.notes.begin(), p->text.notes.end());
   if (p->scheme)
     for (const std::string& n : p->scheme->notes()) r->notes.push_back(n);
@@ -327,7 +340,8 @@ Result<ExportReport> export_model(const ExportOptions& o) {
 std::string report_text(const ExportReport& r) {
   std::string s;
   s += fmt::format("model         {} ({}, {} layers, hidden {}, vocabulary {})\n", r.info.name, r.family, r.info.layers, r.info.hidden, r.info.vocab);
-  s += fmt::format("weights       {:.3f} B numbers, {}\n", double(r.parameters) / 1e9, human_bytes(double(r.bytes)));
+  const bool billions = r.parameters >= 1'000'000'000;
+  s += fmt::format("weights       {:.4g} {} numbers, {}\n", double(r.parameters) / (billions ? 1e9 : 1e6), billions ? "billion" : "million", human_bytes(double(r.bytes)));
   if (r.source_tensors > 0) s += fmt::format("tensors       {} in the checkpoint, {} read\n", r.source_tensors, r.used_tensors);
   for (const auto& [why, n] : r.skipped) s += fmt::format("skipped       {} tensors: {}\n", n, why);
   s += fmt::format("text          {}, {}\n", r.has_tokenizer ? "tokenizer.json" : "no tokenizer", r.has_chat_template ? "chat template" : "no chat template");

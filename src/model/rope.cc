@@ -135,8 +135,7 @@ Result<RopeSpec> one_rope(const RopeRequest& q, const Settings& settings, Config
   RopeSpec s;
   s.layer_type = layer_type;
   s.interleaved = q.style == "interleaved";
-  MI_TRY(const Json default_theta, c.value("rope_theta_default"));
-  MI_TRY(const double theta, in.positive("rope_theta", default_theta.get<double>()));
+  MI_TRY(const double theta, in.positive("rope_theta", q.theta));
   MI_TRY(s.rotary_dim, rotary_dim(q, in, c, settings));
   s.inv_freq = base_frequencies(theta, s.rotary_dim);
 
@@ -166,7 +165,6 @@ Result<RopeSpec> one_rope(const RopeRequest& q, const Settings& settings, Config
   c.note("rope_theta" + of, fmt::format("{:g}", theta), theta_at == settings.end() ? "default" : theta_at->second.source);
   c.note("rope_type" + of, type, type_source);
   c.note("rotary_dim" + of, std::to_string(s.rotary_dim), fmt::format("of head_dim {}", q.head_dim));
-  std::vector<std::string> unknown;
   for (const auto& [key, v] : settings)
     if (std::find(kKnown.begin(), kKnown.end(), key) == kKnown.end()) c.note("rope: " + key, dump_json(v.value), v.source + " (has no effect)");
   return s;
