@@ -11,14 +11,14 @@ struct Batcher::Live : Sequence {
   Live(Sampler s, OutputText t) : sampler(std::move(s)), text(std::move(t)) {}
 
   uint64_t id = 0;
-  Request request;                          // its prompt has moved to Sequence::tokens
+  Request request;  // its prompt has moved to Sequence::tokens
   Sink sink;
   Sampler sampler;
   OutputText text;
-  std::vector<int32_t> end_ids;             // sorted
-  int64_t max_tokens = 0;                   // resolved
-  std::vector<uint32_t> mask;               // scratch of the constraint
-  std::vector<ScoredToken> prompt_scores;   // by position, until sent
+  std::vector<int32_t> end_ids;            // sorted
+  int64_t max_tokens = 0;                  // resolved
+  std::vector<uint32_t> mask;              // scratch of the constraint
+  std::vector<ScoredToken> prompt_scores;  // by position, until sent
   double arrival = 0, started = -1, first_token = -1, last_token = -1;
 
   // Of the current step, written by its row job.
@@ -32,7 +32,7 @@ struct Batcher::Live : Sequence {
 struct Batcher::RowJob {
   Live* live = nullptr;
   std::span<const float> logits;
-  int64_t scores = -1;      // position of the prompt token that the row scores, -1: none
+  int64_t scores = -1;  // position of the prompt token that the row scores, -1: none
   bool samples = false;
 };
 
@@ -45,14 +45,16 @@ LoopOptions fit_options(LoopOptions o, const Stepper& stepper) {
   return o;
 }
 
-Batcher::Batcher(Stepper& stepper, std::shared_ptr<const text::Tokenizer> tokenizer, LoopOptions options, uint64_t seed, Clock clock)
+Batcher::Batcher(Stepper& stepper, std::shared_ptr<const text::Tokenizer> tokenizer, LoopOptions options, uint64_t seed,
+                 Clock clock)
     : stepper_(stepper),
       tokenizer_(std::move(tokenizer)),
       options_(fit_options(std::move(options), stepper)),
       seed_(seed),
       clock_(std::move(clock)),
       limits_{stepper.vocab(), options_.max_seq_len, stepper.kv_pages() * kv::kPageTokens},
-      scheduler_({options_.max_batch_size, stepper.max_tokens_per_step(), options_.prefill_tokens, options_.prefill_tokens_beside_decodes},
+      scheduler_({options_.max_batch_size, stepper.max_tokens_per_step(), options_.prefill_tokens,
+                  options_.prefill_tokens_beside_decodes},
                  stepper.kv_pages()) {
   refresh_gauges();
 }
@@ -123,8 +125,8 @@ bool Batcher::step() {
       stats_.queue.add(begin - live.arrival);
       stats_.prompt_tokens += uint64_t(w.seq->prompt_len);
     }
-    batch.chunks.push_back({std::span(w.seq->tokens).subspan(size_t(w.seq->computed), size_t(w.tokens)), w.seq->computed, w.seq->pages.pages(),
-                            w.logits_from});
+    batch.chunks.push_back({std::span(w.seq->tokens).subspan(size_t(w.seq->computed), size_t(w.tokens)),
+                            w.seq->computed, w.seq->pages.pages(), w.logits_from});
     stats_.computed_tokens += uint64_t(w.tokens);
   }
   stats_.preemptions += uint64_t(plan.preempted);
@@ -154,9 +156,10 @@ void Batcher::collect_rows(const StepPlan& plan, std::span<const float> logits, 
   for (const Work& w : plan.work) {
     Live* live = static_cast<Live*>(w.seq);
     for (int64_t i = w.logits_from; i < w.tokens; ++i, ++row) {
-      MI_CHECK((row + 1) * vocab <= logits.size(), "the step returned {} logits, row {} was asked for", logits.size(), row);
+      MI_CHECK((row + 1) * vocab <= logits.size(), "the step returned {} logits, row {} was asked for", logits.size(),
+               row);
       RowJob job{live, logits.subspan(row * vocab, vocab)};
-      const int64_t next = w.seq->computed + i + 1;   // the position that this row speaks about
+      const int64_t next = w.seq->computed + i + 1;  // the position that this row speaks about
       if (w.seq->score_prompt && next < w.seq->prompt_len) job.scores = next;
       job.samples = w.samples && i + 1 == w.tokens && live->max_tokens > 0;
       if (job.scores >= 0 || job.samples) jobs->push_back(job);
@@ -171,8 +174,10 @@ void Batcher::run_row(const RowJob& job) const {
     ScoredToken& slot = live.prompt_scores[size_t(job.scores)];
     const int32_t token = live.tokens[size_t(job.scores)];
     // A row that is no distribution gets a finite score here; if it is the last, sampling reports it.
-    if (usable_row(job.logits)) slot = score_token(job.logits, token, std::max(live.request.sampling.logprobs, 0));
-    else slot = ScoredToken{token, kLowestLogprob, {}};
+    if (usable_row(job.logits))
+      slot = score_token(job.logits, token, std::max(live.request.sampling.logprobs, 0));
+    else
+      slot = ScoredToken{token, kLowestLogprob, {}};
   }
   if (!job.samples) return;
   live.constraint_ended = live.request.constraint && !live.request.constraint->fill_mask(live.mask);
@@ -181,7 +186,7 @@ void Batcher::run_row(const RowJob& job) const {
 
 void Batcher::deliver(Live& live) {
   if (live.score_prompt) {
-    live.score_prompt = false;   // a recomputation after a preemption scores nothing again
+    live.score_prompt = false;  // a recomputation after a preemption scores nothing again
     live.sink(PromptEvent{std::move(live.prompt_scores)});
     live.prompt_scores = {};
   }
@@ -205,8 +210,10 @@ bool Batcher::take_token(Live& live, FinishEvent* end) {
   };
   if (live.max_tokens == 0) return ends(FinishReason::kLength);
   if (live.constraint_ended) return ends(FinishReason::kStop);
-  if (live.choice.outcome == Sampler::Outcome::kBadLogits) return broken("the model's output holds values that are not numbers");
-  if (live.choice.outcome == Sampler::Outcome::kNothingAllowed) return broken("no token is allowed by the bans and the grammar of this request");
+  if (live.choice.outcome == Sampler::Outcome::kBadLogits)
+    return broken("the model's output holds values that are not numbers");
+  if (live.choice.outcome == Sampler::Outcome::kNothingAllowed)
+    return broken("no token is allowed by the bans and the grammar of this request");
 
   const int32_t token = live.choice.scored.token;
   live.sampler.accept(token);

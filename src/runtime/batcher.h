@@ -19,9 +19,10 @@ namespace mi::runtime {
 
 class Batcher {
  public:
-  using Clock = std::function<double()>;   // seconds, never backwards
+  using Clock = std::function<double()>;  // seconds, never backwards
   // seed: what requests without a seed of their own draw from. The stepper is borrowed.
-  Batcher(Stepper& stepper, std::shared_ptr<const text::Tokenizer> tokenizer, LoopOptions options, uint64_t seed, Clock clock);
+  Batcher(Stepper& stepper, std::shared_ptr<const text::Tokenizer> tokenizer, LoopOptions options, uint64_t seed,
+          Clock clock);
   ~Batcher();
   Batcher(const Batcher&) = delete;
 

@@ -27,7 +27,8 @@ Request request(uint64_t seed, int64_t prompt, int64_t max_tokens) {
 
 // A batcher with its own model and clock, driven by hand.
 struct Bench {
-  explicit Bench(FakeStepper::Config c = {}, LoopOptions o = {}, std::shared_ptr<const text::Tokenizer> t = tokenizer())
+  explicit Bench(const FakeStepper::Config& c = {}, LoopOptions o = {},
+                 std::shared_ptr<const text::Tokenizer> t = tokenizer())
       : stepper(c), batcher(stepper, std::move(t), std::move(o), 99, [this] { return now += 0.001; }) {}
   Recorder& add(Request r) {
     Admission a = check_request(r, batcher.limits());
@@ -82,7 +83,7 @@ TEST(Batcher, GreedyIsTheSameForAnyBatchAndChunkSize) {
     Bench b({.pages = 200}, {.max_batch_size = 12, .prefill_tokens = chunk, .prefill_tokens_beside_decodes = chunk});
     for (uint64_t i = 0; i < 30; ++i) {
       b.add(request(i, 1 + int64_t(i * 37 % 190), 40));
-      for (uint64_t k = 0; k < random_u64(chunk, i) % 4; ++k) b.step();   // arrives among running ones
+      for (uint64_t k = 0; k < random_u64(chunk, i) % 4; ++k) b.step();  // arrives among running ones
     }
     b.run();
     for (size_t i = 0; i < want.size(); ++i) EXPECT_EQ(b.recorders[i]->tokens(), want[i]) << chunk << " " << i;
@@ -96,7 +97,7 @@ TEST(Batcher, ATinyPoolPreemptsAndGivesTheSameTokens) {
     Request r = request(i, 40 + int64_t(i * 7), 100);
     if (i % 3 == 1) r.sampling.temperature = 1, r.sampling.seed = i;
     if (i % 3 == 2) r.sampling.frequency_penalty = 1;
-    b.add(request(i, 1, 1));   // and short ones between
+    b.add(request(i, 1, 1));  // and short ones between
     b.add(Request{.prompt = r.prompt, .sampling = r.sampling, .max_tokens = 100});
     all.push_back(std::move(r));
   }
@@ -107,7 +108,7 @@ TEST(Batcher, ATinyPoolPreemptsAndGivesTheSameTokens) {
 }
 
 TEST(Batcher, WhatCanNeverFitIsRefusedWithTheNumbers) {
-  Bench b({.pages = 8}, {.max_seq_len = 2048});   // 512 tokens of cache
+  Bench b({.pages = 8}, {.max_seq_len = 2048});  // 512 tokens of cache
   Admission a = check_request(request(1, 900, 10), b.batcher.limits());
   EXPECT_EQ(a.refusal, Refusal::kTooLong);
   EXPECT_NE(a.message.find("900"), std::string::npos) << a.message;
@@ -126,7 +127,7 @@ TEST(Batcher, RequestsThatFillThePoolExactlyAndTwoThatWantOverHalf) {
   b.add(request(1, 512, 1));
   b.add(request(2, 300, 213));
   b.add(request(3, 300, 213));
-  Request open = request(4, 100, -1);   // no limit of its own: until the pool is full
+  Request open = request(4, 100, -1);  // no limit of its own: until the pool is full
   open.sampling.ignore_eos = true;
   b.add(std::move(open));
   for (uint64_t i = 5; i < 10; ++i) b.add(request(i, 5, 5));
@@ -180,13 +181,14 @@ TEST(Batcher, StopStringsCutTheTextAndCountTheTokens) {
   r.stop = {"never that", stop};
   Recorder& cut = b.add(std::move(r));
   Request half = request(3, 9, 30);
-  half.stop = {whole.substr(whole.size() - 3) + "!"};   // held at the end, then flushed
+  half.stop = {whole.substr(whole.size() - 3) + "!"};  // held at the end, then flushed
   Recorder& flushed = b.add(std::move(half));
   b.run();
   EXPECT_EQ(cut.text(), whole.substr(0, at));
   EXPECT_EQ(cut.finish().reason, FinishReason::kStop);
   EXPECT_EQ(cut.finish().stop_string, stop);
-  const int64_t made = int64_t(std::count_if(starts.begin(), starts.end(), [&](size_t s) { return s < at + stop.size(); }));
+  const int64_t made =
+      int64_t(std::count_if(starts.begin(), starts.end(), [&](size_t s) { return s < at + stop.size(); }));
   EXPECT_EQ(cut.finish().completion_tokens, made);
   EXPECT_EQ(flushed.text(), whole);
   EXPECT_EQ(flushed.finish().reason, FinishReason::kLength);
@@ -371,7 +373,9 @@ TEST(Batcher, RequestsWithoutASeedDiffer) {
 TEST(Batcher, RandomTrafficKeepsItsBooks) {
   for (uint64_t seed = 0; seed < 25; ++seed) {
     uint64_t n = 0;
-    auto pick = [&](int64_t low, int64_t high) { return low + int64_t(random_u64(seed, n++) % uint64_t(high - low + 1)); };
+    auto pick = [&](int64_t low, int64_t high) {
+      return low + int64_t(random_u64(seed, n++) % uint64_t(high - low + 1));
+    };
     LoopOptions o;
     o.max_batch_size = pick(1, 8);
     o.prefill_tokens = pick(1, 100);

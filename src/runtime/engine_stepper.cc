@@ -21,7 +21,7 @@ class EngineStepper : public Stepper {
   }
 
  private:
-  static constexpr int64_t kWorthThreads = 32768;   // logits
+  static constexpr int64_t kWorthThreads = 32768;  // logits
   exec::Engine& engine_;
   hw::ThreadPool& pool_;
 };

@@ -39,7 +39,8 @@ std::vector<Request> requests(size_t only = SIZE_MAX) {
   return all;
 }
 
-std::vector<Completion> run(const exec::testing::TestModel& model, const World& w, std::vector<Request> r, Stats* stats = nullptr) {
+std::vector<Completion> run(const exec::testing::TestModel& model, const World& w, std::vector<Request> r,
+                            Stats* stats = nullptr) {
   hw::ThreadPool pool(w.threads);
   exec::LoadOptions load;
   load.kv_pages = w.pages;
@@ -58,15 +59,16 @@ TEST(EngineStepper, TokensAndLogprobBitsAreThoseOfTheRequestAlone) {
   const exec::testing::TestModel model(shape());
   std::vector<Completion> want;
   for (size_t i = 0; i < 12; ++i) want.push_back(std::move(run(model, {}, requests(i))[0]));
-  for (const World& w : {World{.chunk = 1}, World{.chunk = 7}, World{.chunk = 64}, World{.threads = 2, .chunk = 512}, World{.threads = 2, .pages = 5},
-                         World{.batch = 1}}) {
+  for (const World& w : {World{.chunk = 1}, World{.chunk = 7}, World{.chunk = 64}, World{.threads = 2, .chunk = 512},
+                         World{.threads = 2, .pages = 5}, World{.batch = 1}}) {
     Stats stats;
     std::vector<Completion> got = run(model, w, requests(), &stats);
     if (w.pages == 5) {
       EXPECT_GT(stats.preemptions, 0u);
     }
     for (size_t i = 0; i < 12; ++i) {
-      EXPECT_EQ(got[i].tokens, want[i].tokens) << i << " chunk " << w.chunk << " threads " << w.threads << " pages " << w.pages;
+      EXPECT_EQ(got[i].tokens, want[i].tokens)
+          << i << " chunk " << w.chunk << " threads " << w.threads << " pages " << w.pages;
       ASSERT_EQ(got[i].scores.size(), want[i].scores.size());
       for (size_t t = 0; t < got[i].scores.size(); ++t) EXPECT_EQ(got[i].scores[t].logprob, want[i].scores[t].logprob);
     }

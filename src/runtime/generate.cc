@@ -46,7 +46,7 @@ Result<std::vector<Completion>> generate(EngineLoop& loop, std::vector<Request> 
       const bool last = std::holds_alternative<FinishEvent>(e);
       collect(e, scores, completion);
       if (!last) return;
-      std::lock_guard lock(state.mu);   // held through notify: the waiter may destroy `state` right after
+      std::lock_guard lock(state.mu);  // held through notify: the waiter may destroy `state` right after
       ++state.finished;
       state.changed.notify_one();
     };

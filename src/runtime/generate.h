@@ -10,10 +10,10 @@
 namespace mi::runtime {
 
 struct Completion {
-  std::vector<int32_t> tokens;            // generated, with the end token if one ended it
-  std::string text;                       // without stop string and end token
-  std::vector<ScoredToken> scores;        // one per token if SamplingParams::logprobs >= 0, else empty
-  std::vector<ScoredToken> prompt;        // if Request::prompt_logprobs
+  std::vector<int32_t> tokens;      // generated, with the end token if one ended it
+  std::string text;                 // without stop string and end token
+  std::vector<ScoredToken> scores;  // one per token if SamplingParams::logprobs >= 0, else empty
+  std::vector<ScoredToken> prompt;  // if Request::prompt_logprobs
   FinishEvent finish;
 };
 

@@ -10,7 +10,9 @@
 namespace mi::runtime {
 
 namespace {
-double steady_seconds() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
+double steady_seconds() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
 uint64_t random_seed() {
   std::random_device device;
   return uint64_t(device()) << 32 | device();
@@ -21,10 +23,18 @@ uint64_t random_seed() {
 // read the copy of the stats; the thread takes the notes between two steps and holds mu for moves and copies only.
 struct EngineLoop::Impl {
   Impl(std::unique_ptr<Stepper> s, std::shared_ptr<const text::Tokenizer> t, LoopOptions o)
-      : stepper(std::move(s)), has_text(t != nullptr), options(fit_options(std::move(o), *stepper)),
-        batcher(*stepper, std::move(t), options, random_seed(), steady_seconds), published(batcher.stats()) {}
+      : stepper(std::move(s)),
+        has_text(t != nullptr),
+        options(fit_options(std::move(o), *stepper)),
+        batcher(*stepper, std::move(t), options, random_seed(), steady_seconds),
+        published(batcher.stats()) {}
 
-  struct Arrived { uint64_t id; Request request; Sink sink; double at; };
+  struct Arrived {
+    uint64_t id;
+    Request request;
+    Sink sink;
+    double at;
+  };
 
   std::unique_ptr<Stepper> stepper;
   const bool has_text;
@@ -32,15 +42,15 @@ struct EngineLoop::Impl {
   Batcher batcher;
 
   mutable std::mutex mu;
-  std::condition_variable wake;        // the thread: there are notes
-  std::condition_variable all_done;    // drain: in_flight became 0
+  std::condition_variable wake;      // the thread: there are notes
+  std::condition_variable all_done;  // drain: in_flight became 0
   std::vector<Arrived> arrived;
   std::vector<uint64_t> cancelled;
   bool cancel_everything = false;
   bool draining = false;
   bool stopping = false;
   uint64_t next_id = 1;
-  int64_t in_flight = 0;               // accepted and not finished
+  int64_t in_flight = 0;  // accepted and not finished
   uint64_t accepted = 0;
   std::array<uint64_t, 5> refused{};
   Stats published;
@@ -84,12 +94,14 @@ void EngineLoop::Impl::run() {
     bool all = false, stop = false;
     {
       std::unique_lock lock(mu);
-      wake.wait(lock, [&] { return stopping || cancel_everything || !arrived.empty() || !cancelled.empty() || !batcher.idle(); });
+      wake.wait(lock, [&] {
+        return stopping || cancel_everything || !arrived.empty() || !cancelled.empty() || !batcher.idle();
+      });
       in.swap(arrived);
       out.swap(cancelled);
       all = std::exchange(cancel_everything, false);
       stop = stopping;
-      published.waiting += int64_t(in.size());   // until the next publish()
+      published.waiting += int64_t(in.size());  // until the next publish()
     }
     for (Arrived& a : in) batcher.add(a.id, std::move(a.request), std::move(a.sink), a.at);
     for (uint64_t id : out) batcher.cancel(id);
@@ -100,7 +112,8 @@ void EngineLoop::Impl::run() {
   }
 }
 
-EngineLoop::EngineLoop(std::unique_ptr<Stepper> stepper, std::shared_ptr<const text::Tokenizer> tokenizer, LoopOptions options)
+EngineLoop::EngineLoop(std::unique_ptr<Stepper> stepper, std::shared_ptr<const text::Tokenizer> tokenizer,
+                       LoopOptions options)
     : impl_(std::make_unique<Impl>(std::move(stepper), std::move(tokenizer), std::move(options))) {
   impl_->thread = std::thread([impl = impl_.get()] { impl->run(); });
 }
@@ -123,14 +136,14 @@ Admission EngineLoop::submit(Request r, Sink sink) {
     a.message = "the server is shutting down";
   } else if (a.ok() && m.options.max_waiting > 0 && m.in_flight >= m.options.max_batch_size + m.options.max_waiting) {
     a.refusal = Refusal::kQueueFull;
-    a.message = fmt::format("{} requests are in work or waiting and no more are taken ({} run at once, {} may wait)", m.in_flight,
-                            m.options.max_batch_size, m.options.max_waiting);
+    a.message = fmt::format("{} requests are in work or waiting and no more are taken ({} run at once, {} may wait)",
+                            m.in_flight, m.options.max_batch_size, m.options.max_waiting);
   }
   if (!a.ok()) {
     ++m.refused[size_t(a.refusal)];
     return a;
   }
-  if (m.in_flight == 0) m.progress_at = steady_seconds();   // the thread was asleep, not stuck
+  if (m.in_flight == 0) m.progress_at = steady_seconds();  // the thread was asleep, not stuck
   a.id = m.next_id++;
   ++m.accepted;
   ++m.in_flight;

@@ -20,12 +20,12 @@
 namespace mi::runtime {
 
 struct LoopOptions {
-  int64_t max_batch_size = 32;        // sequences in a step
-  int64_t max_seq_len = 4096;         // prompt and output together
-  int64_t max_waiting = 0;            // accepted requests outside the batch; more are refused; 0: no limit
-  int64_t prefill_tokens = 512;       // most prompt tokens in a step with no running decode
-  int64_t prefill_tokens_beside_decodes = 128;   // the same with running decodes: bounds the gap in their streams
-  std::vector<int64_t> eos_ids;       // the model's end tokens
+  int64_t max_batch_size = 32;   // sequences in a step
+  int64_t max_seq_len = 4096;    // prompt and output together; at most the model's own limit
+  int64_t max_waiting = 0;       // beyond a full batch; more are refused (generate() needs 0). 0: no limit
+  int64_t prefill_tokens = 512;  // most prompt tokens in a step with no running decode
+  int64_t prefill_tokens_beside_decodes = 128;  // the same with running decodes: bounds the gap in their streams
+  std::vector<int64_t> eos_ids;                 // the model's end tokens
 };
 
 class EngineLoop {

@@ -24,7 +24,7 @@ Request request(uint64_t seed, int64_t prompt, int64_t max_tokens) {
   r.sampling.temperature = 0;
   return r;
 }
-std::unique_ptr<EngineLoop> make_loop(FakeStepper::Config c = {}, LoopOptions o = {}) {
+std::unique_ptr<EngineLoop> make_loop(const FakeStepper::Config& c = {}, LoopOptions o = {}) {
   return std::make_unique<EngineLoop>(std::make_unique<FakeStepper>(c), nullptr, std::move(o));
 }
 void expect_all_back(const Stats& s) {
@@ -68,7 +68,12 @@ TEST(EngineLoop, RefusalsCauseNoEventAndAreCounted) {
   std::shared_future<void> open(gate.get_future());
   Recorder r1, r2;
   auto inner = r1.sink();
-  EXPECT_TRUE(loop->submit(request(1, 5, 5), [&, open](Event&& e) { open.wait(); inner(std::move(e)); }).ok());
+  EXPECT_TRUE(loop->submit(request(1, 5, 5),
+                           [&, open](Event&& e) {
+                             open.wait();
+                             inner(std::move(e));
+                           })
+                  .ok());
   EXPECT_TRUE(loop->submit(request(2, 5, 5), r2.sink()).ok());
   Admission full = loop->submit(request(3, 5, 5), never);
   EXPECT_EQ(full.refusal, Refusal::kQueueFull);
@@ -127,7 +132,8 @@ TEST(EngineLoop, ManyThreadsSubmitAndCancel) {
       std::vector<uint64_t> ids;
       for (int i = 0; i < kEach; ++i) {
         const uint64_t draw = random_u64(uint64_t(t), uint64_t(i));
-        Admission a = loop->submit(request(draw, 1 + int64_t(draw % 100), 1 + int64_t(draw / 100 % 60)), recorders[size_t(t * kEach + i)]->sink());
+        Admission a = loop->submit(request(draw, 1 + int64_t(draw % 100), 1 + int64_t(draw / 100 % 60)),
+                                   recorders[size_t(t * kEach + i)]->sink());
         ASSERT_TRUE(a.ok()) << a.message;
         ids.push_back(a.id);
         if (draw % 3 == 0) loop->cancel(ids[draw / 7 % ids.size()]);
@@ -224,13 +230,15 @@ TEST(EngineLoop, SinksMaySubmitAndCancel) {
   auto loop = make_loop();
   Recorder first, second;
   auto inner = first.sink();
-  ASSERT_TRUE(loop->submit(request(1, 5, 3), [&](Event&& e) {
-    if (std::holds_alternative<FinishEvent>(e)) {
-      Admission a = loop->submit(request(2, 5, 1000), second.sink());
-      loop->cancel(a.id);
-    }
-    inner(std::move(e));
-  }).ok());
+  ASSERT_TRUE(loop->submit(request(1, 5, 3),
+                           [&](Event&& e) {
+                             if (std::holds_alternative<FinishEvent>(e)) {
+                               Admission a = loop->submit(request(2, 5, 1000), second.sink());
+                               loop->cancel(a.id);
+                             }
+                             inner(std::move(e));
+                           })
+                  .ok());
   first.wait_end();
   second.wait_end();
   EXPECT_EQ(second.finish().reason, FinishReason::kCancelled);
@@ -249,7 +257,7 @@ TEST(EngineLoop, IdleUsesNoCpu) {
   };
   const long before = cpu_ms();
   std::this_thread::sleep_for(400ms);
-  EXPECT_LT(cpu_ms() - before, 100);   // one that spins uses up to 400
+  EXPECT_LT(cpu_ms() - before, 100);  // one that spins uses up to 400
 }
 
 TEST(Generate, ManyPromptsThroughOneLoop) {

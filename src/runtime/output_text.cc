@@ -2,7 +2,8 @@
 
 namespace mi::runtime {
 
-OutputText::OutputText(std::shared_ptr<const text::Tokenizer> tokenizer, bool skip_special, std::vector<std::string> stops, int64_t min_tokens)
+OutputText::OutputText(std::shared_ptr<const text::Tokenizer> tokenizer, bool skip_special,
+                       std::vector<std::string> stops, int64_t min_tokens)
     : matcher_(std::move(stops)), free_tokens_(min_tokens) {
   if (tokenizer) decoder_.emplace(std::move(tokenizer), skip_special);
 }

@@ -14,15 +14,16 @@ namespace mi::runtime {
 class OutputText {
  public:
   // tokenizer may be null: all text is "". Stop strings count only in the text of tokens after the first min_tokens.
-  OutputText(std::shared_ptr<const text::Tokenizer> tokenizer, bool skip_special, std::vector<std::string> stops, int64_t min_tokens);
-  std::string push(int32_t token);                 // text that is now certain
-  std::string finish();                            // what was held back; may still complete a stop string
+  OutputText(std::shared_ptr<const text::Tokenizer> tokenizer, bool skip_special, std::vector<std::string> stops,
+             int64_t min_tokens);
+  std::string push(int32_t token);  // text that is now certain
+  std::string finish();             // what was held back; may still complete a stop string
   const std::optional<std::string>& stopped_by() const { return matcher_.matched(); }
 
  private:
   std::optional<text::StreamDecoder> decoder_;
   StopMatcher matcher_;
-  int64_t free_tokens_;                            // tokens still to come whose text is not matched
+  int64_t free_tokens_;  // tokens still to come whose text is not matched
 };
 
 }  // namespace mi::runtime

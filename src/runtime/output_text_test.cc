@@ -29,7 +29,7 @@ TEST(OutputText, CharactersOverTokensAreWhole) {
   EXPECT_EQ(o.push(8), " ");
   EXPECT_EQ(o.push(7), "\xe6\xbc\xa2");
   EXPECT_EQ(o.push(4), "");
-  EXPECT_EQ(o.finish(), "\xef\xbf\xbd");   // cut by the limit inside a character
+  EXPECT_EQ(o.finish(), "\xef\xbf\xbd");  // cut by the limit inside a character
 }
 
 TEST(OutputText, StopInAndAcrossTokensAndCharacters) {

@@ -15,36 +15,36 @@
 
 namespace mi::runtime {
 
-inline constexpr int kMaxLogprobs = 20;        // most entries of a top list
-inline constexpr double kGreedyBelow = 1e-5;   // a temperature up to this is greedy
+inline constexpr int kMaxLogprobs = 20;       // most entries of a top list
+inline constexpr double kGreedyBelow = 1e-5;  // a temperature up to this is greedy
 
 // How one request's next token is chosen; nothing here is shared between requests. Order of application, on the raw
 // logits: repetition penalty, presence and frequency penalty, logit_bias, constraint and min_tokens, temperature,
 // top_k, min_p, top_p. Greedy takes the highest logit after the bans, ties to the lowest id.
 struct SamplingParams {
-  double temperature = 1.0;          // >= 0
-  int64_t top_k = 0;                 // 0 or -1: off; at least as large as the vocabulary: off
-  double top_p = 1.0;                // [0, 1]; 0 leaves one token
-  double min_p = 0.0;                // [0, 1]; drops tokens less likely than min_p times the likeliest
-  double presence_penalty = 0.0;     // [-2, 2], subtracted once from every token of the output so far
-  double frequency_penalty = 0.0;    // [-2, 2], subtracted per occurrence in the output so far
-  double repetition_penalty = 1.0;   // > 0; logits of tokens in prompt or output are divided (positive) or multiplied by it
-  std::optional<uint64_t> seed;      // the same seed gives the same tokens whatever else runs; none: a new one per request
-  std::vector<std::pair<int32_t, float>> logit_bias;   // token id, [-100, 100] added to its logit
-  int logprobs = -1;                 // -1: none; n >= 0: the chosen token's and the n likeliest ones'
-  int64_t min_tokens = 0;            // no end token, stop token or stop string before so many tokens
-  bool ignore_eos = false;           // the model's end tokens are ordinary tokens (stop_token_ids still stop)
+  double temperature = 1.0;         // >= 0
+  int64_t top_k = 0;                // 0 or -1: off; at least as large as the vocabulary: off
+  double top_p = 1.0;               // [0, 1]; 0 leaves one token
+  double min_p = 0.0;               // [0, 1]; drops tokens less likely than min_p times the likeliest
+  double presence_penalty = 0.0;    // [-2, 2], subtracted once from every token of the output so far
+  double frequency_penalty = 0.0;   // [-2, 2], subtracted per occurrence in the output so far
+  double repetition_penalty = 1.0;  // > 0; logits of tokens in prompt or output are divided (if positive) or multiplied
+  std::optional<uint64_t> seed;  // the same seed gives the same tokens whatever else runs; none: a new one per request
+  std::vector<std::pair<int32_t, float>> logit_bias;  // token id, [-100, 100] added to its logit
+  int logprobs = -1;                                  // -1: none; n >= 0: the chosen token's and the n likeliest ones'
+  int64_t min_tokens = 0;                             // no end token, stop token or stop string before so many tokens
+  bool ignore_eos = false;  // the model's end tokens are ordinary tokens (stop_token_ids still stop)
 };
 
 struct Request {
-  std::vector<int32_t> prompt;             // not empty
+  std::vector<int32_t> prompt;  // not empty
   SamplingParams sampling;
-  int64_t max_tokens = -1;                 // most tokens to generate; -1: what the limits leave; 0: score the prompt only
-  std::vector<std::string> stop;           // stop strings, not empty ones; the text ends before the first match
-  std::vector<int32_t> stop_token_ids;     // further end tokens of this request
-  bool prompt_logprobs = false;            // a PromptEvent with the scores of the prompt's tokens (sampling.logprobs entries)
-  bool skip_special_tokens = true;         // special tokens leave no text
-  std::unique_ptr<text::Constraint> constraint;   // may be null; a fresh one per request
+  int64_t max_tokens = -1;              // most tokens to generate; -1: what the limits leave; 0: score the prompt only
+  std::vector<std::string> stop;        // stop strings, not empty ones; the text ends before the first match
+  std::vector<int32_t> stop_token_ids;  // further end tokens of this request
+  bool prompt_logprobs = false;     // a PromptEvent with the scores of the prompt's tokens (sampling.logprobs entries)
+  bool skip_special_tokens = true;  // special tokens leave no text
+  std::unique_ptr<text::Constraint> constraint;  // may be null; a fresh one per request
 };
 
 // ---- what comes back ---------------------------------------------------------------------------------------------
@@ -58,8 +58,8 @@ struct TokenLogprob {
 };
 struct ScoredToken {
   int32_t token = 0;
-  float logprob = 0;                 // of this token
-  std::vector<TokenLogprob> top;     // exactly min(n, vocabulary) entries, likeliest first, ties by id
+  float logprob = 0;              // of this token
+  std::vector<TokenLogprob> top;  // exactly min(n, vocabulary) entries, likeliest first, ties by id
 };
 
 // The prompt's scores, once, before the first TokenEvent, if Request::prompt_logprobs. prompt[i] is the i-th prompt
@@ -70,27 +70,27 @@ struct PromptEvent {
 
 struct TokenEvent {
   int32_t token = 0;
-  bool end = false;                  // an end or stop token: it counts as generated, has no text, and FinishEvent follows
-  std::string text;                  // whole UTF-8 characters that became certain with this token; often "" or several tokens' text
-  float logprob = 0;                 // meaningful if SamplingParams::logprobs >= 0
+  bool end = false;   // an end or stop token: it counts as generated, has no text, and FinishEvent follows
+  std::string text;   // whole UTF-8 characters that became certain with this token; often "" or several tokens' text
+  float logprob = 0;  // meaningful if SamplingParams::logprobs >= 0
   std::vector<TokenLogprob> top;
 };
 
 enum class FinishReason : uint8_t { kStop, kLength, kCancelled, kError };
 inline constexpr int kFinishReasons = 4;
-const char* finish_reason_name(FinishReason r);   // "stop", "length", "cancelled", "error"
+const char* finish_reason_name(FinishReason r);  // "stop", "length", "cancelled", "error"
 
 // The last event of every accepted request, exactly one.
 struct FinishEvent {
   FinishReason reason = FinishReason::kStop;
-  std::string text;                  // text that had been held back and is now certain
-  std::string message;               // kError: what went wrong
-  std::optional<std::string> stop_string;   // kStop: the stop string that matched
-  std::optional<int32_t> stop_token;        // kStop: the end or stop token that was generated
+  std::string text;                        // text that had been held back and is now certain
+  std::string message;                     // kError: what went wrong
+  std::optional<std::string> stop_string;  // kStop: the stop string that matched
+  std::optional<int32_t> stop_token;       // kStop: the end or stop token that was generated
   int64_t prompt_tokens = 0;
-  int64_t completion_tokens = 0;     // all that were generated, with the end token and those of a stop string
-  double queue_seconds = 0;          // arrival to first step
-  double ttft_seconds = 0;           // arrival to first token; 0 if there was none
+  int64_t completion_tokens = 0;  // all that were generated, with the end token and those of a stop string
+  double queue_seconds = 0;       // arrival to first step
+  double ttft_seconds = 0;        // arrival to first token; 0 if there was none
   double total_seconds = 0;
 };
 
@@ -102,24 +102,24 @@ using Sink = std::function<void(Event&&)>;
 // ---- refusals ------------------------------------------------------------------------------------------------------
 enum class Refusal : uint8_t {
   kNone,
-  kInvalid,     // a parameter makes no sense (HTTP 400); `param` names it
-  kTooLong,     // it can never fit into the limits (400, context_length_exceeded)
-  kQueueFull,   // come back later (429)
-  kDraining,    // the server ends (503)
+  kInvalid,    // a parameter makes no sense (HTTP 400); `param` names it
+  kTooLong,    // it can never fit into the limits (400, context_length_exceeded)
+  kQueueFull,  // come back later (429)
+  kDraining,   // the server ends (503)
 };
 struct Admission {
-  uint64_t id = 0;                   // of the accepted request, never 0
+  uint64_t id = 0;  // of the accepted request, never 0
   Refusal refusal = Refusal::kNone;
-  std::string message;               // one sentence with the numbers
-  std::string param;                 // the field at fault, "" if none
+  std::string message;  // one sentence with the numbers
+  std::string param;    // the field at fault, "" if none
   bool ok() const { return refusal == Refusal::kNone; }
 };
 
 // What a request must fit into.
 struct Limits {
   int64_t vocab = 0;
-  int64_t max_seq_len = 0;           // prompt and output together, in tokens
-  int64_t kv_tokens = 0;             // capacity of the whole KV pool, in tokens
+  int64_t max_seq_len = 0;  // prompt and output together, in tokens
+  int64_t kv_tokens = 0;    // capacity of the whole KV pool, in tokens
   // Longest sequence that can run at all: the last token generated needs no place in the cache.
   int64_t longest() const { return kv_tokens + 1 < max_seq_len ? kv_tokens + 1 : max_seq_len; }
 };

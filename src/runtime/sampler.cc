@@ -26,7 +26,7 @@ constexpr std::array<double, 14> kInverseFactorial = [] {
 
 // Reductions go in kLanes lanes, lane = index mod kLanes, joined from left to right: an order that vectors can keep.
 constexpr size_t kLanes = 8;
-typedef double Doubles __attribute__((vector_size(16)));   // what every x86-64 has; wider ones are split badly
+typedef double Doubles __attribute__((vector_size(16)));  // what every x86-64 has; wider ones are split badly
 typedef int64_t Ints __attribute__((vector_size(16)));
 
 // exp(x) for x <= 0, about 1 ulp. libm's differs between CPUs (with and without FMA); this is adds, multiplies
@@ -61,7 +61,9 @@ struct Candidate {
   float logit;
   int32_t token;
 };
-bool likelier(const Candidate& a, const Candidate& b) { return a.logit > b.logit || (a.logit == b.logit && a.token < b.token); }
+bool likelier(const Candidate& a, const Candidate& b) {
+  return a.logit > b.logit || (a.logit == b.logit && a.token < b.token);
+}
 
 // Scratch of a sampling thread, kept between calls: a vocabulary is up to a few hundred thousand entries.
 struct Scratch {
@@ -90,13 +92,13 @@ int32_t argmax(std::span<const float> row) {
 
 double log_sum_exp(std::span<const float> row) {
   const double m = max_of(row);
-  if (std::isinf(m)) return 0.0;   // nothing is possible; every score is the lowest
+  if (std::isinf(m)) return 0.0;  // nothing is possible; every score is the lowest
   std::vector<double>& w = scratch.weights;
   w.resize(row.size() + kLanes);
   exp_row(row, m, 1.0, w.data());
   double lanes[kLanes] = {};
   for (size_t i = 0; i < row.size(); i += kLanes) {
-    for (size_t j = 0; j < kLanes; ++j) lanes[j] += w[i + j];   // past the end: zeros
+    for (size_t j = 0; j < kLanes; ++j) lanes[j] += w[i + j];  // past the end: zeros
   }
   double sum = 0;
   for (double lane : lanes) sum += lane;
@@ -143,7 +145,8 @@ double keep_nucleus(std::vector<Candidate>* c, double enough) {
   do {
     if (n == sorted) {
       const size_t next = std::min(c->size(), std::max<size_t>(64, 8 * sorted));
-      if (next < c->size()) std::nth_element(c->begin() + int64_t(sorted), c->begin() + int64_t(next) - 1, c->end(), likelier);
+      if (next < c->size())
+        std::nth_element(c->begin() + int64_t(sorted), c->begin() + int64_t(next) - 1, c->end(), likelier);
       std::sort(c->begin() + int64_t(sorted), c->begin() + int64_t(next), likelier);
       sorted = next;
     }
@@ -164,7 +167,8 @@ int32_t draw(std::span<const float> row, const SamplingParams& p, double u) {
   if (!k_limited && p.min_p <= 0 && p.top_p >= 1) {
     double total = 0;
     for (size_t i = 0; i < row.size(); ++i) total += weights[i];
-    return int32_t(pick(row.size(), [&](size_t i) { return weights[i]; }, total, u));
+    return int32_t(pick(
+        row.size(), [&](size_t i) { return weights[i]; }, total, u));
   }
 
   std::vector<Candidate>& c = scratch.candidates;
@@ -175,19 +179,21 @@ int32_t draw(std::span<const float> row, const SamplingParams& p, double u) {
   if (k_limited && int64_t(c.size()) > p.top_k) {
     std::nth_element(c.begin(), c.begin() + p.top_k - 1, c.end(), likelier);
     c.resize(size_t(p.top_k));
-    std::sort(c.begin(), c.end(), likelier);   // nth_element leaves an order of its own, which the sum must not follow
+    std::sort(c.begin(), c.end(), likelier);  // nth_element leaves an order of its own, which the sum must not follow
   }
   double total = 0;
   for (const Candidate& x : c) total += x.weight;
   if (p.top_p < 1) total = keep_nucleus(&c, p.top_p * total);
-  return c[pick(c.size(), [&](size_t i) { return c[i].weight; }, total, u)].token;
+  return c[pick(
+               c.size(), [&](size_t i) { return c[i].weight; }, total, u)]
+      .token;
 }
 
 }  // namespace
 
 bool usable_row(std::span<const float> logits) {
   int bad = 0;
-  for (float x : logits) bad |= !(x <= FLT_MAX);   // NaN too
+  for (float x : logits) bad |= !(x <= FLT_MAX);  // NaN too
   return bad == 0;
 }
 
@@ -201,7 +207,8 @@ ScoredToken score_token(std::span<const float> logits, int32_t token, int n) {
   return s;
 }
 
-Sampler::Sampler(const SamplingParams& params, uint64_t seed, std::span<const int32_t> prompt, std::vector<int32_t> end_ids)
+Sampler::Sampler(const SamplingParams& params, uint64_t seed, std::span<const int32_t> prompt,
+                 std::vector<int32_t> end_ids)
     : params_(params), seed_(params.seed.value_or(seed)), end_ids_(std::move(end_ids)) {
   penalizes_ = params.repetition_penalty != 1 || params.presence_penalty != 0 || params.frequency_penalty != 0;
   if (params.repetition_penalty != 1) {
@@ -217,7 +224,8 @@ void Sampler::accept(int32_t token) {
 bool Sampler::adjusts() const { return !seen_.empty() || !params_.logit_bias.empty(); }
 
 // False if nothing is left to choose.
-bool Sampler::adjust(std::span<const float> logits, std::span<const uint32_t> mask, bool forbid_ends, std::vector<float>* out) const {
+bool Sampler::adjust(std::span<const float> logits, std::span<const uint32_t> mask, bool forbid_ends,
+                     std::vector<float>* out) const {
   out->assign(logits.begin(), logits.end());
   std::vector<float>& a = *out;
   auto set = [&a](int32_t token, double v) {

@@ -22,7 +22,8 @@ SamplingParams greedy() {
   p.temperature = 0;
   return p;
 }
-int32_t choose(const SamplingParams& p, std::span<const float> row, uint64_t seed = 1, std::span<const uint32_t> mask = {}) {
+int32_t choose(const SamplingParams& p, std::span<const float> row, uint64_t seed = 1,
+               std::span<const uint32_t> mask = {}) {
   return Sampler(p, seed, {}, {}).choose(row, mask).scored.token;
 }
 
@@ -120,7 +121,7 @@ TEST(Sampler, SeededDrawsDependOnSeedAndPositionOnly) {
   for (int i = 0; i < 20; ++i) {
     int32_t t = a.choose(row, {}).scored.token;
     EXPECT_EQ(t, b.choose(row, {}).scored.token);
-    EXPECT_EQ(t, b.choose(row, {}).scored.token);   // choosing changes nothing
+    EXPECT_EQ(t, b.choose(row, {}).scored.token);  // choosing changes nothing
     a.accept(t);
     b.accept(t);
     seen.insert(t);
@@ -138,7 +139,7 @@ TEST(Sampler, RepetitionCountsPromptAndOutputTheOthersOutputOnly) {
   p.frequency_penalty = 2;
   std::vector<float> row = {0, 1, 1.5f, -1};
   Sampler other(p, 1, prompt, {});
-  EXPECT_EQ(other.choose(row, {}).scored.token, 2);   // the prompt's token is not punished
+  EXPECT_EQ(other.choose(row, {}).scored.token, 2);  // the prompt's token is not punished
   other.accept(2);
   EXPECT_EQ(other.choose(row, {}).scored.token, 1);
 
@@ -147,13 +148,14 @@ TEST(Sampler, RepetitionCountsPromptAndOutputTheOthersOutputOnly) {
   Sampler repetition(p, 1, prompt, {});
   EXPECT_EQ(repetition.choose(row, {}).scored.token, 1);
   repetition.accept(1);
-  EXPECT_EQ(repetition.choose(row, {}).scored.token, 2);    // 0.75 against 0.5
-  std::vector<float> negative = {-2, -1, -1.5f, -1.9f};      // 1 becomes -2, 2 becomes -3
+  EXPECT_EQ(repetition.choose(row, {}).scored.token, 2);  // 0.75 against 0.5
+  std::vector<float> negative = {-2, -1, -1.5f, -1.9f};   // 1 becomes -2, 2 becomes -3
   EXPECT_EQ(repetition.choose(negative, {}).scored.token, 3);
 
   p.presence_penalty = 2;
   EXPECT_EQ(choose(p, std::vector<float>{0, 0.5f, 1.5f, 0}, 1), 2);
-  EXPECT_EQ(Sampler(p, 1, prompt, {}).choose(std::vector<float>{0, 0.5f, 1.5f, 0}, {}).scored.token, 2);   // 0.75, not -1.25
+  EXPECT_EQ(Sampler(p, 1, prompt, {}).choose(std::vector<float>{0, 0.5f, 1.5f, 0}, {}).scored.token,
+            2);  // 0.75, not -1.25
 }
 
 TEST(Sampler, FrequencyPenaltyMakesTokensTakeTurns) {
@@ -176,7 +178,7 @@ TEST(Sampler, FrequencyPenaltyMakesTokensTakeTurns) {
 TEST(Sampler, MaskAndMinTokens) {
   std::vector<float> row = random_row(3, 40);
   std::vector<uint32_t> mask(2, 0);
-  mask[1] = 1u << 3;   // token 35 only
+  mask[1] = 1u << 3;  // token 35 only
   EXPECT_EQ(choose(greedy(), row, 1, mask), 35);
   SamplingParams p;
   for (uint64_t seed = 0; seed < 50; ++seed) EXPECT_EQ(choose(p, row, seed, mask), 35);
@@ -189,7 +191,7 @@ TEST(Sampler, MaskAndMinTokens) {
   Sampler s(p, 1, {}, {7});
   EXPECT_NE(s.choose(row, {}).scored.token, 7);
   mask[0] = 1u << 7;
-  EXPECT_EQ(s.choose(row, mask).scored.token, 7);   // the grammar allows nothing but the end
+  EXPECT_EQ(s.choose(row, mask).scored.token, 7);  // the grammar allows nothing but the end
   s.accept(1);
   EXPECT_EQ(s.choose(row, {}).scored.token, 7);
 }
@@ -224,7 +226,8 @@ TEST(Sampler, ScoresAreAccurate) {
   std::vector<float> row = random_row(9, 3000, 40);
   long double sum = 0;
   for (float x : row) sum += std::exp((long double)(x));
-  for (int32_t t = 0; t < 3000; t += 7) EXPECT_NEAR(score_token(row, t, 0).logprob, double(row[size_t(t)] - std::log(sum)), 4e-6);
+  for (int32_t t = 0; t < 3000; t += 7)
+    EXPECT_NEAR(score_token(row, t, 0).logprob, double(row[size_t(t)] - std::log(sum)), 4e-6);
 }
 
 TEST(Sampler, RowsThatAreNoNumbersAreReported) {

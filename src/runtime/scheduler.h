@@ -3,9 +3,10 @@
 //
 // A step is one token of every running sequence that decodes, then chunks of prompts under a token budget: first of
 // sequences already running, then of waiting ones, first come first served. A waiting sequence is admitted when the
-// batch has a place and the pool has pages for all its tokens and, beyond them, one for each running sequence to grow into. When
-// a decode finds no page, the youngest running sequence gives up its pages and waits again with its tokens, to be
-// recomputed. The oldest sequence is never preempted, and alone it always fits (check_request), so every one ends.
+// batch has a place and the pool has pages for all its tokens and, beyond them, one for each running sequence to grow
+// into. When a decode finds no page, the youngest running sequence gives up its pages and waits again with its tokens,
+// to be recomputed. The oldest sequence is never preempted, and alone it always fits (check_request), so every one
+// ends.
 
 #include <cstdint>
 #include <deque>
@@ -18,14 +19,14 @@ namespace mi::runtime {
 // What the scheduler knows of a request. Owned by the caller, who may append to `tokens` between steps.
 struct Sequence {
   int64_t prompt_len = 0;
-  std::vector<int32_t> tokens;      // prompt, then output
-  bool score_prompt = false;        // logits of all prompt rows, not only of the last
+  std::vector<int32_t> tokens;  // prompt, then output
+  bool score_prompt = false;    // logits of all prompt rows, not only of the last
 
   // Set by the scheduler.
-  uint64_t arrival = 0;             // order of add(); kept through preemptions
+  uint64_t arrival = 0;  // order of add(); kept through preemptions
   bool running = false;
-  int64_t computed = 0;             // tokens in the KV cache
-  kv::PageTable pages;              // covers at least `computed`
+  int64_t computed = 0;  // tokens in the KV cache
+  kv::PageTable pages;   // covers at least `computed`
 
   int64_t pending() const { return int64_t(tokens.size()) - computed; }
   bool decoding() const { return running && pending() == 1 && int64_t(tokens.size()) > prompt_len; }
@@ -33,21 +34,21 @@ struct Sequence {
 
 struct SchedulerOptions {
   int64_t max_batch_size = 32;
-  int64_t max_tokens_per_step = 512;             // rows of a step, decodes included; at least max_batch_size
-  int64_t prefill_tokens = 512;                  // prompt rows of a step without decodes
-  int64_t prefill_tokens_beside_decodes = 128;   // and with some
+  int64_t max_tokens_per_step = 512;            // rows of a step, decodes included; at least max_batch_size
+  int64_t prefill_tokens = 512;                 // prompt rows of a step without decodes
+  int64_t prefill_tokens_beside_decodes = 128;  // and with some
 };
 
 // One sequence's part of a step: tokens [seq->computed, seq->computed + tokens).
 struct Work {
   Sequence* seq = nullptr;
   int64_t tokens = 0;
-  int64_t logits_from = 0;          // first row of the part whose logits are needed; == tokens: none
-  bool samples = false;             // the last row's logits choose the next token
+  int64_t logits_from = 0;  // first row of the part whose logits are needed; == tokens: none
+  bool samples = false;     // the last row's logits choose the next token
 };
 
 struct StepPlan {
-  std::vector<Work> work;           // decodes first, each group by age
+  std::vector<Work> work;  // decodes first, each group by age
   int64_t decodes = 0;
   int64_t preempted = 0;
 };
@@ -79,8 +80,8 @@ class Scheduler {
   SchedulerOptions options_;
   kv::PagePool pool_;
   uint64_t next_arrival_ = 0;
-  std::vector<Sequence*> running_;   // by arrival
-  std::deque<Sequence*> waiting_;    // by arrival
+  std::vector<Sequence*> running_;  // by arrival
+  std::deque<Sequence*> waiting_;   // by arrival
 };
 
 }  // namespace mi::runtime

@@ -61,7 +61,8 @@ TEST(Scheduler, PromptsAreCutIntoChunksAndSampleAtTheirEnd) {
 }
 
 TEST(Scheduler, EveryDecodeRunsEveryStepWhileALongPromptComes) {
-  Scheduler s({.max_batch_size = 8, .max_tokens_per_step = 64, .prefill_tokens = 64, .prefill_tokens_beside_decodes = 16}, 200);
+  Scheduler s(
+      {.max_batch_size = 8, .max_tokens_per_step = 64, .prefill_tokens = 64, .prefill_tokens_beside_decodes = 16}, 200);
   std::vector<std::unique_ptr<Sequence>> all;
   for (int i = 0; i < 3; ++i) s.add(all.emplace_back(sequence(4)).get());
   run(s, s.plan());
@@ -131,7 +132,7 @@ TEST(Scheduler, AdmissionLeavesEachRunningSequenceAPageToGrow) {
   Scheduler s({.max_batch_size = 4, .max_tokens_per_step = 256, .prefill_tokens = 256}, 4);
   auto a = sequence(64), b = sequence(60), c = sequence(60), d = sequence(60);
   for (Sequence* q : {a.get(), b.get(), c.get(), d.get()}) s.add(q);
-  EXPECT_EQ(s.plan().work.size(), 2u);   // 4 pages: one each, and one each to come
+  EXPECT_EQ(s.plan().work.size(), 2u);  // 4 pages: one each, and one each to come
   EXPECT_EQ(s.waiting(), 2);
   s.check_invariants();
   s.remove(c.get());
@@ -145,11 +146,19 @@ TEST(Scheduler, AdmissionLeavesEachRunningSequenceAPageToGrow) {
 TEST(Scheduler, RandomTrafficEndsWithAllPagesBackAndNobodyStarved) {
   for (uint64_t seed = 0; seed < 60; ++seed) {
     uint64_t n = 0;
-    auto pick = [&](int64_t low, int64_t high) { return low + int64_t(random_u64(seed, n++) % uint64_t(high - low + 1)); };
+    auto pick = [&](int64_t low, int64_t high) {
+      return low + int64_t(random_u64(seed, n++) % uint64_t(high - low + 1));
+    };
     const int64_t pages = pick(4, 20), batch = pick(1, 6);
-    Scheduler s({.max_batch_size = batch, .max_tokens_per_step = pick(batch, 40), .prefill_tokens = pick(1, 40),
-                 .prefill_tokens_beside_decodes = pick(1, 20)}, pages);
-    struct Job { std::unique_ptr<Sequence> seq; int64_t length; };
+    Scheduler s({.max_batch_size = batch,
+                 .max_tokens_per_step = pick(batch, 40),
+                 .prefill_tokens = pick(1, 40),
+                 .prefill_tokens_beside_decodes = pick(1, 20)},
+                pages);
+    struct Job {
+      std::unique_ptr<Sequence> seq;
+      int64_t length;
+    };
     std::list<Job> jobs;
     int64_t to_come = 30, ended = 0, cancelled = 0, oldest_idle = 0;
     for (int step = 0; to_come > 0 || !jobs.empty(); ++step) {

@@ -12,7 +12,7 @@ namespace mi::runtime {
 // Cumulative histogram over fixed bounds, in seconds. counts[i]: values <= kBounds[i] and > the bound before; the last
 // count is for everything above.
 struct Histogram {
-  static constexpr std::array<double, 20> kBounds = {0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15,
+  static constexpr std::array<double, 20> kBounds = {0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1,  0.15,
                                                      0.25,  0.5,    0.75,  1.0,  2.5,  5.0,  10.0, 30.0,  60.0, 300.0};
   std::array<uint64_t, kBounds.size() + 1> counts{};
   uint64_t count = 0;
@@ -22,22 +22,22 @@ struct Histogram {
 
 struct Stats {
   // Gauges.
-  int64_t running = 0;               // admitted to the batch
-  int64_t waiting = 0;               // accepted, not in the batch (preempted ones too)
+  int64_t running = 0;  // admitted to the batch
+  int64_t waiting = 0;  // accepted, not in the batch (preempted ones too)
   int64_t kv_pages_total = 0, kv_pages_used = 0;
   bool draining = false;
-  double seconds_since_progress = 0;   // since a step ended or the loop was last idle: large = stuck
+  double seconds_since_progress = 0;  // since a step ended or the loop was last idle: large = stuck
   // Counters since the start.
   uint64_t steps = 0;
-  uint64_t prompt_tokens = 0;        // of requests that were started, counted once
-  uint64_t computed_tokens = 0;      // rows run through the model, recomputation included
+  uint64_t prompt_tokens = 0;    // of requests that were started, counted once
+  uint64_t computed_tokens = 0;  // rows run through the model, recomputation included
   uint64_t generated_tokens = 0;
   uint64_t preemptions = 0;
   uint64_t accepted = 0;
-  std::array<uint64_t, kFinishReasons> finished{};   // index: FinishReason; the sum equals accepted when all are done
-  std::array<uint64_t, 5> refused{};                 // index: Refusal
-  double step_seconds = 0;           // time inside the model
-  double host_seconds = 0;           // time between: planning, sampling, text, delivery
+  std::array<uint64_t, kFinishReasons> finished{};  // index: FinishReason; the sum equals accepted when all are done
+  std::array<uint64_t, 5> refused{};                // index: Refusal
+  double step_seconds = 0;                          // time inside the model
+  double host_seconds = 0;                          // time between: planning, sampling, text, delivery
   // Latencies.
   Histogram queue, ttft, inter_token, e2e;
 };

@@ -16,7 +16,7 @@ class Stepper {
  public:
   virtual ~Stepper() = default;
   virtual int64_t vocab() const = 0;
-  virtual int64_t kv_pages() const = 0;              // pages of kv::kPageTokens tokens; their ids are 0 .. kv_pages() - 1
+  virtual int64_t kv_pages() const = 0;  // pages of kv::kPageTokens tokens; their ids are 0 .. kv_pages() - 1
   virtual int64_t max_tokens_per_step() const = 0;
   // exec::Engine::run: one step; logits [rows asked for, vocab] in batch order, valid until the next run().
   virtual std::span<const float> run(const exec::Batch& b) = 0;

@@ -22,12 +22,13 @@ std::string StopMatcher::finish() {
 // beginning of a stop string) holds from there, even if another string matches further right: its start is earlier.
 std::string StopMatcher::scan(bool at_end) {
   std::string_view text = held_;
-  size_t keep = text.size();                     // first byte that is not released
+  size_t keep = text.size();  // first byte that is not released
   for (size_t start = 0; start < text.size() && keep == text.size(); ++start) {
     std::string_view rest = text.substr(start);
     for (const std::string& stop : stops_) {
       if (rest.starts_with(stop)) {
-        if (!matched_ || stop.size() < matched_->size()) matched_ = stop;   // of several at one place the one complete first
+        if (!matched_ || stop.size() < matched_->size())
+          matched_ = stop;  // of several at one place the one complete first
         keep = start;
       } else if (!at_end && rest.size() < stop.size() && std::string_view(stop).starts_with(rest)) {
         keep = start;

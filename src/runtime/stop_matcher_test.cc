@@ -10,7 +10,8 @@ namespace {
 // Feeds the text in pieces of the given size; what came out, and after each push nothing beyond `limit`.
 std::string run(StopMatcher& m, const std::string& text, size_t piece) {
   std::string out;
-  for (size_t i = 0; i < text.size() && !m.matched(); i += piece) out += m.push(std::string_view(text).substr(i, piece));
+  for (size_t i = 0; i < text.size() && !m.matched(); i += piece)
+    out += m.push(std::string_view(text).substr(i, piece));
   return out + m.finish();
 }
 
@@ -42,7 +43,7 @@ TEST(StopMatcher, HoldsOnlyWhatMayBecomeAStop) {
   StopMatcher m({"abcdef"});
   EXPECT_EQ(m.push("xxab"), "xx");
   EXPECT_EQ(m.push("cz"), "abcz");
-  EXPECT_EQ(m.push("aab"), "a");     // the second a may begin it
+  EXPECT_EQ(m.push("aab"), "a");  // the second a may begin it
 }
 
 TEST(StopMatcher, HeldTextIsFlushedAtTheEnd) {
@@ -58,7 +59,7 @@ TEST(StopMatcher, OneIsPrefixOfTheOther) {
   EXPECT_EQ(m.push("nd"), "");
   EXPECT_EQ(m.matched(), "end");
 
-  for (auto stops : {std::vector<std::string>{"end", "endn"}, {"endn", "end"}}) {
+  for (const auto& stops : {std::vector<std::string>{"end", "endn"}, {"endn", "end"}}) {
     StopMatcher both(stops);
     EXPECT_EQ(both.push("the endnote"), "the ");
     EXPECT_EQ(both.matched(), "end");
@@ -74,7 +75,7 @@ TEST(StopMatcher, EarliestStartWinsEvenIfCompleteLater) {
 
   StopMatcher other({"bc", "abcd"});
   EXPECT_EQ(other.push("xabc"), "x");
-  EXPECT_EQ(other.push("e"), "a");   // abcd failed: bc it is
+  EXPECT_EQ(other.push("e"), "a");  // abcd failed: bc it is
   EXPECT_EQ(other.matched(), "bc");
 
   StopMatcher ended({"bc", "abcd"});

@@ -25,18 +25,18 @@
 
 namespace mi::runtime::testing {
 
-// Logits are a hash of all tokens up to the row's. The tokens are written into and read back from "KV pages" through the
-// page ids of the batch, so a wrong page, a page shared by mistake or a skipped row changes the answer.
+// Logits are a hash of all tokens up to the row's. The tokens are written into and read back from "KV pages" through
+// the page ids of the batch, so a wrong page, a page shared by mistake or a skipped row changes the answer.
 class FakeStepper : public Stepper {
  public:
   struct Config {
     int64_t vocab = 64, pages = 64, max_tokens = 512;
     std::chrono::microseconds step_time{0};
-    bool break_logits = false;      // NaN in every row
+    bool break_logits = false;  // NaN in every row
     std::function<void()> on_step = {};
   };
   FakeStepper() : FakeStepper(Config()) {}
-  explicit FakeStepper(Config c) : config_(c), cache_(size_t(c.pages * kv::kPageTokens), -1) {}
+  explicit FakeStepper(const Config& c) : config_(c), cache_(size_t(c.pages * kv::kPageTokens), -1) {}
 
   int64_t vocab() const override { return config_.vocab; }
   int64_t kv_pages() const override { return config_.pages; }
@@ -54,7 +54,8 @@ class FakeStepper : public Stepper {
         MI_CHECK(page >= 0 && page < config_.pages);
         MI_CHECK(owner.emplace(page, c).second, "page {} is in two chunks", page);
       }
-      MI_CHECK(!chunk.tokens.empty() && kv::pages_for(chunk.start + int64_t(chunk.tokens.size())) <= int64_t(chunk.pages.size()));
+      MI_CHECK(!chunk.tokens.empty() &&
+               kv::pages_for(chunk.start + int64_t(chunk.tokens.size())) <= int64_t(chunk.pages.size()));
       for (size_t i = 0; i < chunk.tokens.size(); ++i) {
         MI_CHECK(chunk.tokens[i] >= 0 && chunk.tokens[i] < config_.vocab);
         slot(chunk, chunk.start + int64_t(i)) = chunk.tokens[i];
@@ -66,7 +67,7 @@ class FakeStepper : public Stepper {
     last_rows_ = rows_;
     return logits_;
   }
-  int64_t last_rows() const { return last_rows_; }   // of the last step
+  int64_t last_rows() const { return last_rows_; }  // of the last step
 
  private:
   int32_t& slot(const exec::Chunk& c, int64_t position) {
@@ -75,7 +76,8 @@ class FakeStepper : public Stepper {
   void append_logits(const exec::Chunk& c, int64_t position) {
     uint64_t h = 1;
     for (int64_t p = 0; p <= position; ++p) h = h * 0x9e3779b97f4a7c15u + uint64_t(slot(c, p)) + 1;
-    for (int64_t i = 0; i < config_.vocab; ++i) logits_.push_back(config_.break_logits ? __builtin_nanf("") : 8 * random_unit(h, uint64_t(i)));
+    for (int64_t i = 0; i < config_.vocab; ++i)
+      logits_.push_back(config_.break_logits ? __builtin_nanf("") : 8 * random_unit(h, uint64_t(i)));
   }
 
   Config config_;
@@ -90,7 +92,8 @@ inline std::shared_ptr<const text::Tokenizer> make_tokenizer(const std::vector<s
   Json vocab = Json::object();
   vocab["</s>"] = 0;
   for (size_t i = 0; i < pieces.size(); ++i) {
-    std::string spelled;   // the alphabet of byte-level BPE: printable bytes stand for themselves, the others for U+0100 up
+    std::string
+        spelled;  // the alphabet of byte-level BPE: printable bytes stand for themselves, the others for U+0100 up
     for (unsigned char byte : pieces[i]) {
       auto printable = [](int b) { return (b >= 0x21 && b <= 0x7e) || (b >= 0xa1 && b != 0xad); };
       int code = byte;
@@ -98,21 +101,30 @@ inline std::shared_ptr<const text::Tokenizer> make_tokenizer(const std::vector<s
         code = 256;
         for (int b = 0; b < byte; ++b) code += !printable(b);
       }
-      if (code < 0x80) spelled += char(code);
-      else spelled += {char(0xc0 | code >> 6), char(0x80 | (code & 0x3f))};
+      if (code < 0x80)
+        spelled += char(code);
+      else
+        spelled += {char(0xc0 | code >> 6), char(0x80 | (code & 0x3f))};
     }
     vocab[spelled] = i + 1;
   }
   MI_CHECK_EQ(vocab.size(), pieces.size() + 1);
   Json j;
   j["version"] = "1.0";
-  j["added_tokens"] = Json::array({{{"id", 0}, {"content", "</s>"}, {"special", true}, {"single_word", false}, {"lstrip", false},
-                                    {"rstrip", false}, {"normalized", false}}});
+  j["added_tokens"] = Json::array({{{"id", 0},
+                                    {"content", "</s>"},
+                                    {"special", true},
+                                    {"single_word", false},
+                                    {"lstrip", false},
+                                    {"rstrip", false},
+                                    {"normalized", false}}});
   j["normalizer"] = nullptr;
-  j["pre_tokenizer"] = j["decoder"] = {{"type", "ByteLevel"}, {"add_prefix_space", false}, {"trim_offsets", true}, {"use_regex", true}};
+  j["pre_tokenizer"] =
+      j["decoder"] = {{"type", "ByteLevel"}, {"add_prefix_space", false}, {"trim_offsets", true}, {"use_regex", true}};
   j["post_processor"] = nullptr;
   j["model"] = {{"type", "BPE"}, {"vocab", vocab}, {"merges", Json::array()}};
-  std::filesystem::path path = std::filesystem::temp_directory_path() / fmt::format("mi-tokenizer-{}-{}.json", ::getpid(), pieces.size());
+  std::filesystem::path path =
+      std::filesystem::temp_directory_path() / fmt::format("mi-tokenizer-{}-{}.json", ::getpid(), pieces.size());
   std::ofstream(path) << dump_json(j);
   auto t = text::Tokenizer::load(path);
   std::filesystem::remove(path);
@@ -159,12 +171,30 @@ class Recorder {
     std::unique_lock lock(mu_);
     changed_.wait(lock, [this, n] { return finish_ || tokens_.size() >= n; });
   }
-  bool ended() const { std::lock_guard lock(mu_); return finish_.has_value(); }
-  std::vector<int32_t> tokens() const { std::lock_guard lock(mu_); return tokens_; }
-  std::vector<TokenEvent> events() const { std::lock_guard lock(mu_); return events_; }
-  std::vector<ScoredToken> prompt() const { std::lock_guard lock(mu_); return prompt_; }
-  std::string text() const { std::lock_guard lock(mu_); return text_; }
-  FinishEvent finish() const { std::lock_guard lock(mu_); return finish_.value(); }
+  bool ended() const {
+    std::lock_guard lock(mu_);
+    return finish_.has_value();
+  }
+  std::vector<int32_t> tokens() const {
+    std::lock_guard lock(mu_);
+    return tokens_;
+  }
+  std::vector<TokenEvent> events() const {
+    std::lock_guard lock(mu_);
+    return events_;
+  }
+  std::vector<ScoredToken> prompt() const {
+    std::lock_guard lock(mu_);
+    return prompt_;
+  }
+  std::string text() const {
+    std::lock_guard lock(mu_);
+    return text_;
+  }
+  FinishEvent finish() const {
+    std::lock_guard lock(mu_);
+    return finish_.value();
+  }
 
  private:
   mutable std::mutex mu_;

@@ -22,7 +22,7 @@ class PagePool {
   void give_back(std::span<const int32_t> pages);
 
  private:
-  std::vector<int32_t> free_;    // a stack: the page given back last, likely still in the caches, goes out first
+  std::vector<int32_t> free_;  // a stack: the page given back last, likely still in the caches, goes out first
   std::vector<bool> used_;
 };
 
