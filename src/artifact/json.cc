@@ -21,7 +21,7 @@ template <class S, class V> void fields(S& s, V&& v) requires std::is_same_v<std
   v("weight_bytes", s.weight_bytes); v("activation_bytes_per_token", s.activation_bytes_per_token); v("kv_bytes_per_token_bf16", s.kv_bytes_per_token_bf16);
 }
 template <class S, class V> void fields(S& s, V&& v) requires std::is_same_v<std::remove_const_t<S>, PassReport> {
-  v("name", s.name); v("skipped", s.skipped); v("changed", s.changed); v("seconds", s.seconds); v("nodes_before", s.nodes_before); v("nodes_after", s.nodes_after);
+  v("name", s.name); v("skipped", s.skipped); v("changed", s.changed); v("nodes_before", s.nodes_before); v("nodes_after", s.nodes_after);
 }
 template <class S, class V> void fields(S& s, V&& v) requires std::is_same_v<std::remove_const_t<S>, Fallback> {
   v("where", s.where); v("what", s.what); v("why", s.why); v("fix", s.fix);

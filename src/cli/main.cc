@@ -1,10 +1,12 @@
 // metainfer: one program, one subcommand per step.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cstdio>
 
 #include "base/file.h"
 #include "base/json.h"
+#include "base/utf8.h"
 #include "base/util.h"
 #include "cli/command.h"
 #include "hw/cpu.h"
@@ -13,8 +15,12 @@ namespace {
 
 using mi::cli::Command;
 
+// Messages may quote bytes of broken files: only text reaches the terminal, on one line.
 int print_error(const mi::Error& e) {
-  fmt::print(stderr, "error: {}\n", e.message());
+  std::string text = mi::clean_utf8(e.message());
+  for (char& c : text)
+    if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) c = ' ';
+  fmt::print(stderr, "error: {}\n", text);
   return int(e.code());
 }
 
@@ -22,18 +28,21 @@ int print_error(const mi::Error& e) {
 int usage_error(const CLI::App& app, const CLI::ParseError& e) {
   const CLI::App* at = &app;
   for (const CLI::App* sub : app.get_subcommands()) at = sub;
-  std::string hint;
-  if (const auto extras = at->remaining(); !extras.empty()) {
+  // Flags first: what follows an unknown flag is left over too.
+  std::vector<std::string> extras = app.remaining(true);
+  std::stable_partition(extras.begin(), extras.end(), [](const std::string& x) { return x.rfind("-", 0) == 0; });
+  if (extras.empty()) {
+    fmt::print(stderr, "error: {}\n", mi::clean_utf8(e.what()));
+  } else {
+    const bool flag = extras.front().rfind("-", 0) == 0;
     std::vector<std::string> known;
-    if (extras.front().rfind("-", 0) == 0) {
+    if (flag) {
       for (const CLI::Option* o : at->get_options()) known.push_back("--" + o->get_single_name());
     } else {
       for (const CLI::App* sub : app.get_subcommands([](const CLI::App*) { return true; })) known.push_back(sub->get_name());
     }
-    if (const std::string near = mi::nearest_name(extras.front(), known); !near.empty()) hint = fmt::format(" (did you mean {}?)", near);
-    fmt::print(stderr, "error: unknown {} {}{}\n", extras.front().rfind("-", 0) == 0 ? "flag" : "argument", extras.front(), hint);
-  } else {
-    fmt::print(stderr, "error: {}\n", e.what());
+    const std::string near = mi::nearest_name(extras.front(), known);
+    fmt::print(stderr, "error: unknown {} {}{}\n", flag ? "flag" : "argument", mi::clean_utf8(extras.front()), near.empty() ? "" : fmt::format(" (did you mean {}?)", near));
   }
   fmt::print(stderr, "see: metainfer {}--help\n", at == &app ? "" : at->get_name() + " ");
   return int(mi::ErrorCode::kUsage);

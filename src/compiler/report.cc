@@ -125,9 +125,9 @@ std::string report_html(const BuildReport& r) {
   out += row({"least that any plan needs", human_bytes(double(r.peak_activation_bytes))});
   out += row({"KV cache per token, bf16", human_bytes(double(m.memory.kv_bytes_per_token_bf16))});
   out += "</table>\n<h2>KV cache</h2>\n<pre>" + escape(fmt::format("{} sequences of {} tokens\n{}", r.plan_batch, r.plan_seq_len, kv_plan_text(m.caches, r.plan_seq_len, r.plan_batch))) + "</pre>\n";
-  out += "<h2>Passes</h2><table>\n" + row({"pass", "result", "nodes before", "nodes after", "time"}, "th");
+  out += "<h2>Passes</h2><table>\n" + row({"pass", "result", "nodes before", "nodes after"}, "th");
   for (const auto& p : m.passes)
-    out += row({p.name, pass_note(p), fmt::format("{}", p.nodes_before), fmt::format("{}", p.nodes_after), human_seconds(p.seconds)});
+    out += row({p.name, pass_note(p), fmt::format("{}", p.nodes_before), fmt::format("{}", p.nodes_after)});
   out += "</table>\n<h2>Memory plan</h2>\n<p>Each bar is a buffer: left to right its lifetime in instructions, top to bottom its place in the arena. The first layers; the others repeat.</p>\n" + arena_picture(m);
   out += "<h2>Fallbacks</h2>\n";
   if (m.fallbacks.empty()) {

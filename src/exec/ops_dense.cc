@@ -48,7 +48,8 @@ void run_norm(Context& c, const Instr& i) {
 
 void run_quantize(Context& c, const Instr& i) {
   const Operand &x = i.in[0], &y = i.out[0];
-  kernels::quantize_run(c.floats(x), c.stride(x), c.rows(x), x.type.cols, c.at(y), c.stride(y), *c.pool, c.cpu);
+  const Weight* fixed = c.find(i, Role::kInScale);
+  kernels::quantize_run(c.floats(x), c.stride(x), c.rows(x), x.type.cols, c.at(y), c.stride(y), *c.pool, c.cpu, fixed ? *fixed->floats() : 0.0f);
 }
 
 void run_linear(Context& c, const Instr& i) {

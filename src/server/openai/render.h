@@ -4,13 +4,12 @@
 #include <string>
 
 #include "base/json.h"
+#include "base/utf8.h"
 #include "runtime/request.h"
 #include "text/tokenizer.h"
 
 namespace mi::server {
 
-// Valid UTF-8: broken bytes become U+FFFD.
-std::string clean_utf8(std::string_view bytes);
 // A token as the completions endpoint names it: its text, or "bytes:\xe6\xbc" where it is no text on its own, so that names
 // of different tokens differ.
 std::string token_name(std::string_view bytes);

@@ -366,7 +366,8 @@ std::optional<ApiError> parse_chat(const Json& body, const SamplingDefaults& d, 
     if (!k->is_object()) f.fault(bad_field("chat_template_kwargs", "chat_template_kwargs must be an object"));
     else out->template_kwargs = *k;
   }
-  f.accept({"reasoning_effort"});
+  // Hints that this server has no use for, and fields of other endpoints that generic clients send along.
+  f.accept({"reasoning_effort", "prompt", "input", "content", "tokens"});
   if (f.ok() && out->format != AnswerFormat::kText && (out->tool_choice == ToolChoice::kRequired || out->tool_choice == ToolChoice::kNamed))
     f.fault(bad_field("response_format", "response_format cannot be combined with a tool_choice that forces a call"));
   return f.finish();
