@@ -79,7 +79,16 @@ static inline V16 v_sqrt(V16 a) {
   return r;
 #endif
 }
-// Fixed trees: lanes i and i+8, then +4, +2, +1.
+// Fixed trees: lanes i and i+8, then +4, +2, +1; of two lanes the maximum is a > b ? a : b.
+#if defined(__AVX2__)
+static inline float v_sum(V16 v) {
+  union U { V16 v; __m256 h[2]; } u{v};
+  __m256 a = _mm256_add_ps(u.h[0], u.h[1]);
+  __m128 b = _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
+  b = _mm_add_ps(b, _mm_movehl_ps(b, b));
+  return _mm_cvtss_f32(_mm_add_ss(b, _mm_movehdup_ps(b)));
+}
+#else
 static inline float v_sum(V16 v) {
   float t[16];
   v_store(t, v);
@@ -87,13 +96,24 @@ static inline float v_sum(V16 v) {
     for (int i = 0; i < w; ++i) t[i] = t[i] + t[i + w];
   return t[0];
 }
+#endif
+#if defined(__AVX2__)
+static inline float v_max_lane(V16 v) {
+  union U { V16 v; __m256 h[2]; } u{v};
+  __m256 a = _mm256_max_ps(u.h[0], u.h[1]);
+  __m128 b = _mm_max_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
+  b = _mm_max_ps(b, _mm_movehl_ps(b, b));
+  return _mm_cvtss_f32(_mm_max_ss(b, _mm_movehdup_ps(b)));
+}
+#else
 static inline float v_max_lane(V16 v) {
   float t[16];
   v_store(t, v);
-  float m = t[0];
-  for (int i = 1; i < 16; ++i) m = t[i] > m ? t[i] : m;
-  return m;
+  for (int w = 8; w >= 1; w >>= 1)
+    for (int i = 0; i < w; ++i) t[i] = t[i] > t[i + w] ? t[i] : t[i + w];
+  return t[0];
 }
+#endif
 // Nearest integer, ties to even, for |a| < 2^22.
 static inline V16 v_round(V16 a) {
   const V16 magic = v_set(12582912.0f);

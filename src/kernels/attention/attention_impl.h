@@ -5,19 +5,49 @@
 
 namespace mi::kernels::MI_ISA {
 
-// Rows and vectors of sixteen columns that one tile keeps in registers.
+// The inner loops below keep each lane to itself (a lane is a position, or a column of the values), so the width of a vector
+// changes no bit: they use the ISA's own.
 #if defined(__AVX512F__)
-enum { kTileRows = 4, kTileVectors = 4 };
+typedef __m512 N;
+enum { kLanes = 16, kTileRows = 4, kTileVectors = 4 };
+static inline N n_set(float f) { return _mm512_set1_ps(f); }
+static inline N n_load(const float* p) { return _mm512_loadu_ps(p); }
+static inline void n_store(float* p, N v) { _mm512_storeu_ps(p, v); }
+static inline N n_mul(N a, N b) { return _mm512_mul_ps(a, b); }
+static inline N n_fma(N a, N b, N c) { return _mm512_fmadd_ps(a, b, c); }
+#elif defined(__AVX2__)
+typedef __m256 N;
+enum { kLanes = 8, kTileRows = 4, kTileVectors = 2 };
+static inline N n_set(float f) { return _mm256_set1_ps(f); }
+static inline N n_load(const float* p) { return _mm256_loadu_ps(p); }
+static inline void n_store(float* p, N v) { _mm256_storeu_ps(p, v); }
+static inline N n_mul(N a, N b) { return _mm256_mul_ps(a, b); }
+static inline N n_fma(N a, N b, N c) { return _mm256_fmadd_ps(a, b, c); }
 #else
-enum { kTileRows = 2, kTileVectors = 2 };
+typedef float N;
+enum { kLanes = 1, kTileRows = 1, kTileVectors = 16 };
+static inline N n_set(float f) { return f; }
+static inline N n_load(const float* p) { return *p; }
+static inline void n_store(float* p, N v) { *p = v; }
+static inline N n_mul(N a, N b) { return a * b; }
+static inline N n_fma(N a, N b, N c) { return s_fma(a, b, c); }
 #endif
-
-typedef int8_t B16 __attribute__((vector_size(16)));
+enum { kTileLanes = kLanes * kTileVectors };
 
 static inline V16 load_i8(const int8_t* p) {
-  B16 b;
-  memcpy(&b, p, 16);
-  return __builtin_convertvector(b, V16);
+  V16 r;
+#if defined(__AVX512F__)
+  const __m512 x = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p)));
+  memcpy(&r, &x, 64);
+#elif defined(__AVX2__)
+  const __m256 x = _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)p)));
+  const __m256 y = _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)(p + 8))));
+  memcpy(&r, &x, 32);
+  memcpy((char*)&r + 32, &y, 32);
+#else
+  for (int i = 0; i < 16; ++i) r[i] = float(p[i]);
+#endif
+  return r;
 }
 
 void attn_widen_keys(const StoredBlock& b, int64_t dim, int64_t n, float* out) {
@@ -46,91 +76,78 @@ void attn_widen_values(const StoredBlock& b, int64_t v_pad, int64_t n, float* ou
   }
 }
 
-// s[R][64] = q . k for the first n positions (a multiple of 16).
+// s[r][j] = q[r] . k[j] for C vectors of positions.
+template <int R, int C>
+static inline void scores_tile(const float* q, int64_t dim, const float* keys, float* s) {
+  N acc[R][C];
+  for (int r = 0; r < R; ++r)
+    for (int c = 0; c < C; ++c) acc[r][c] = n_set(0);
+  for (int64_t d = 0; d < dim; ++d) {
+    N k[C];
+    for (int c = 0; c < C; ++c) k[c] = n_load(keys + d * kBlock + kLanes * c);
+    for (int r = 0; r < R; ++r) {
+      const N x = n_set(q[r * dim + d]);
+      for (int c = 0; c < C; ++c) acc[r][c] = n_fma(x, k[c], acc[r][c]);
+    }
+  }
+  for (int r = 0; r < R; ++r)
+    for (int c = 0; c < C; ++c) n_store(s + r * kBlock + kLanes * c, acc[r][c]);
+}
+// The same for the first n positions, a multiple of 16.
 template <int R>
-static inline void scores(const float* q, int64_t dim, const float* keys, int64_t n, float (*s)[kBlock]) {
+static inline void scores(const float* q, int64_t dim, const float* keys, int64_t n, float* s) {
   int64_t j = 0;
-  for (; j + 16 * kTileVectors <= n; j += 16 * kTileVectors) {
-    V16 acc[R][kTileVectors];
-    for (int r = 0; r < R; ++r)
-      for (int c = 0; c < kTileVectors; ++c) acc[r][c] = v_zero();
-    for (int64_t d = 0; d < dim; ++d) {
-      V16 k[kTileVectors];
-      for (int c = 0; c < kTileVectors; ++c) k[c] = v_load(keys + d * kBlock + j + 16 * c);
-      for (int r = 0; r < R; ++r) {
-        const V16 x = v_set(q[r * dim + d]);
-        for (int c = 0; c < kTileVectors; ++c) acc[r][c] = v_fma(x, k[c], acc[r][c]);
-      }
-    }
-    for (int r = 0; r < R; ++r)
-      for (int c = 0; c < kTileVectors; ++c) v_store(s[r] + j + 16 * c, acc[r][c]);
-  }
-  for (; j < n; j += 16) {
-    V16 acc[R];
-    for (int r = 0; r < R; ++r) acc[r] = v_zero();
-    for (int64_t d = 0; d < dim; ++d) {
-      const V16 k = v_load(keys + d * kBlock + j);
-      for (int r = 0; r < R; ++r) acc[r] = v_fma(v_set(q[r * dim + d]), k, acc[r]);
-    }
-    for (int r = 0; r < R; ++r) v_store(s[r] + j, acc[r]);
-  }
+  for (; j + kTileLanes <= n; j += kTileLanes) scores_tile<R, kTileVectors>(q, dim, keys + j, s + j);
+  for (; j < n; j += kLanes) scores_tile<R, 1>(q, dim, keys + j, s + j);
 }
 
-// Scores of one row to weights, in place; masked and unwritten positions become 0. Returns the factor of what was summed
-// before.
-static inline float softmax_step(float* s, uint64_t mask, int64_t n, float scale, float softcap, float* m, float* l) {
-  if (mask == 0) {
-    for (int64_t j = 0; j < n; ++j) s[j] = 0;
-    return 1.0f;
-  }
-  const V16 neg_inf = v_set(-__builtin_inff());
-  V16 x[kBlock / 16];
-  V16 top = neg_inf;
-  for (int c = 0; c < kBlock / 16; ++c) {
-    x[c] = neg_inf;
-    if (16 * c >= n) continue;
-    V16 v = v_load(s + 16 * c) * v_set(scale);
+// Scaled and masked scores of one row, in place, -inf where masked; returns the largest. Whole vectors up to n.
+static inline float mask_scores(float* s, uint64_t mask, int64_t n, float scale, float softcap) {
+  V16 top = v_set(-__builtin_inff());
+  for (int64_t j = 0; j < n; j += 16) {
+    V16 v = v_load(s + j) * v_set(scale);
     if (softcap > 0) v = v_tanh(v / v_set(softcap)) * v_set(softcap);
-    const uint32_t bits = uint32_t(mask >> (16 * c)) & 0xffff;
+    const uint32_t bits = uint32_t(mask >> j) & 0xffff;
     if (bits != 0xffff) {
       float t[16];
       v_store(t, v);
       for (int i = 0; i < 16; ++i) t[i] = (bits >> i) & 1 ? t[i] : -__builtin_inff();
       v = v_load(t);
     }
-    x[c] = v;
+    v_store(s + j, v);
     top = v_max(v, top);
   }
-  const float m_new = v_max_lane(v_max(top, v_set(*m)));
-  // All scores -inf (or NaN): subtracting 0 keeps them at weight 0.
-  const float base = m_new == -__builtin_inff() ? 0.0f : m_new;
-  const float factor = s_exp(*m - base);
-  for (int c = 0; c < kBlock / 16; ++c) {
-    x[c] = v_exp(x[c] - v_set(base));
-    if (16 * c < n) v_store(s + 16 * c, x[c]);
-  }
-  const float sum = v_sum((x[0] + x[1]) + (x[2] + x[3]));
-  *l = *l * factor + sum;
-  *m = m_new;
-  return factor;
+  return v_max_lane(top);
 }
 
+// Masked scores to weights exp(s - base), in place; returns their sum.
+static inline float weights(float* s, int64_t n, float base) {
+  V16 x[kBlock / 16];
+  for (int c = 0; c < kBlock / 16; ++c) {
+    x[c] = v_zero();
+    if (16 * c >= n) continue;
+    x[c] = v_exp(v_load(s + 16 * c) - v_set(base));
+    v_store(s + 16 * c, x[c]);
+  }
+  return v_sum((x[0] + x[1]) + (x[2] + x[3]));
+}
+
+// o = o * factor + sum over positions of p * v, for C vectors of columns.
 template <int R, int C>
-static inline void weigh(const float (*p)[kBlock], const float* factor, const float* values, int64_t v_pad, int64_t begin, int64_t end,
-                         float* o) {
-  V16 acc[R][C];
+static inline void weigh_tile(const float* p, const float* factor, const float* values, int64_t v_pad, int64_t begin, int64_t end, float* o) {
+  N acc[R][C];
   for (int r = 0; r < R; ++r)
-    for (int c = 0; c < C; ++c) acc[r][c] = v_load(o + r * v_pad + 16 * c) * v_set(factor[r]);
+    for (int c = 0; c < C; ++c) acc[r][c] = n_mul(n_load(o + r * v_pad + kLanes * c), n_set(factor[r]));
   for (int64_t j = begin; j < end; ++j) {
-    V16 v[C];
-    for (int c = 0; c < C; ++c) v[c] = v_load(values + j * v_pad + 16 * c);
+    N v[C];
+    for (int c = 0; c < C; ++c) v[c] = n_load(values + j * v_pad + kLanes * c);
     for (int r = 0; r < R; ++r) {
-      const V16 w = v_set(p[r][j]);
-      for (int c = 0; c < C; ++c) acc[r][c] = v_fma(w, v[c], acc[r][c]);
+      const N w = n_set(p[r * kBlock + j]);
+      for (int c = 0; c < C; ++c) acc[r][c] = n_fma(w, v[c], acc[r][c]);
     }
   }
   for (int r = 0; r < R; ++r)
-    for (int c = 0; c < C; ++c) v_store(o + r * v_pad + 16 * c, acc[r][c]);
+    for (int c = 0; c < C; ++c) n_store(o + r * v_pad + kLanes * c, acc[r][c]);
 }
 
 template <int R>
@@ -140,16 +157,27 @@ static inline void block_tile(const BlockArgs& a, int64_t row) {
   if (any == 0) return;
   const int64_t begin = __builtin_ctzll(any), end = 64 - __builtin_clzll(any);
   const int64_t n = (end + 15) / 16 * 16;
-  float s[R][kBlock];
-  float factor[R];
+  float s[R * kBlock];
   scores<R>(a.q + row * a.dim, a.dim, a.keys, n, s);
-  for (int r = 0; r < R; ++r)
-    factor[r] = softmax_step(s[r], a.masks[row + r], n, a.scale, a.softcap, a.state.m + row + r, a.state.l + row + r);
+
+  float* m = a.state.m + row;
+  float* l = a.state.l + row;
+  float base[R], factor[16] = {};
+  for (int r = 0; r < R; ++r) {
+    const float top = mask_scores(s + r * kBlock, a.masks[row + r], n, a.scale, a.softcap);
+    const float m_new = top > m[r] ? top : m[r];
+    // Nothing seen yet (or NaN alone): subtracting 0 keeps the weights at 0.
+    base[r] = m_new == -__builtin_inff() ? 0.0f : m_new;
+    factor[r] = m[r] - base[r];
+    m[r] = m_new;
+  }
+  v_store(factor, v_exp(v_load(factor)));
+  for (int r = 0; r < R; ++r) l[r] = l[r] * factor[r] + weights(s + r * kBlock, n, base[r]);
+
   float* o = a.state.o + row * a.v_pad;
   int64_t c = 0;
-  for (; c + 16 * kTileVectors <= a.v_pad; c += 16 * kTileVectors)
-    weigh<R, kTileVectors>(s, factor, a.values + c, a.v_pad, begin, end, o + c);
-  for (; c < a.v_pad; c += 16) weigh<R, 1>(s, factor, a.values + c, a.v_pad, begin, end, o + c);
+  for (; c + kTileLanes <= a.v_pad; c += kTileLanes) weigh_tile<R, kTileVectors>(s, factor, a.values + c, a.v_pad, begin, end, o + c);
+  for (; c < a.v_pad; c += kLanes) weigh_tile<R, 1>(s, factor, a.values + c, a.v_pad, begin, end, o + c);
 }
 
 void attn_block(const BlockArgs& a) {
@@ -199,7 +227,7 @@ static inline void index_tile(const float* q, int64_t dim, const float* keys, co
   for (int r = 0; r < R; ++r) any |= masks[r];
   if (any == 0) return;
   const int64_t end = 64 - __builtin_clzll(any);
-  float s[R][kBlock];
+  float s[R * kBlock];
   scores<R>(q, dim, keys, (end + 15) / 16 * 16, s);
   for (int r = 0; r < R; ++r) {
     float* b = best + r * stride;
@@ -208,7 +236,7 @@ static inline void index_tile(const float* q, int64_t dim, const float* keys, co
       const int64_t stop = (at + 1) * block - first < end ? (at + 1) * block - first : end;
       float top = b[at - first / block];
       for (; j < stop; ++j)
-        if ((masks[r] >> j) & 1) top = s[r][j] > top ? s[r][j] : top;
+        if ((masks[r] >> j) & 1) top = s[r * kBlock + j] > top ? s[r * kBlock + j] : top;
       b[at - first / block] = top;
     }
   }
