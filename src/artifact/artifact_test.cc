@@ -45,7 +45,12 @@ class ArtifactDir : public ::testing::Test {
 
 TEST_F(ArtifactDir, OpensWhatWasWritten) {
   int64_t last = 0, total = 0, calls = 0;
-  const auto a = open_artifact(dir_, true, [&](int64_t d, int64_t t) { EXPECT_GT(d, last); last = d; total = t; ++calls; });
+  const auto a = open_artifact(dir_, true, [&](int64_t d, int64_t t) {
+    EXPECT_GT(d, last);
+    last = d;
+    total = t;
+    ++calls;
+  });
   ASSERT_TRUE(a.ok()) << a.error().message();
   EXPECT_EQ(last, total);
   EXPECT_EQ(total, a->manifest.memory.weight_bytes);
@@ -59,7 +64,7 @@ TEST_F(ArtifactDir, OpensWhatWasWritten) {
 
 TEST_F(ArtifactDir, JsonKeepsFloatsAndDefaults) {
   Manifest m = m_;
-  std::get<NormParams>(m.program[1].params).eps = 0.1f;      // not a decimal fraction in binary
+  std::get<NormParams>(m.program[1].params).eps = 0.1f;  // not a decimal fraction in binary
   const auto back = parse_manifest(manifest_text(m), "text");
   ASSERT_TRUE(back.ok()) << back.error().message();
   EXPECT_EQ(std::get<NormParams>(back->program[1].params).eps, 0.1f);
@@ -77,7 +82,7 @@ TEST_F(ArtifactDir, EverySegmentIsGuarded) {
       f.put(char(was ^ 1));
       f.flush();
       refused(fmt::format("segment {} of {}", i, m_.segments.size()));
-      EXPECT_TRUE(open_artifact(dir_, false).ok());      // nobody asked for checksums
+      EXPECT_TRUE(open_artifact(dir_, false).ok());  // nobody asked for checksums
       f.seekp(at);
       f.put(was);
     }

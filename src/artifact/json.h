@@ -1,6 +1,6 @@
 #pragma once
-// Manifest <-> the text of engine.json. Reading checks shape and types of every field (a wrong type, an unknown enum name,
-// a number out of range and an unknown key are named); what the values mean together is validate.h's.
+// Manifest <-> the text of engine.json. Reading checks shape and types of every field (a wrong type, an unknown enum
+// name, a number out of range and an unknown key are named); what the values mean together is validate.h's.
 
 #include <string>
 #include <string_view>
@@ -20,6 +20,6 @@ std::string manifest_text(const Manifest& m);
 Result<Manifest> from_json(const Json& j, const std::string& what);
 Result<Manifest> parse_manifest(std::string_view text, const std::string& what);
 
-std::string_view packing_name(Packing p);    // "plain", "packed_f32", "packed_bf16", "packed_i8"
+std::string_view packing_name(Packing p);  // "plain", "packed_f32", "packed_bf16", "packed_i8"
 
 }  // namespace mi::artifact

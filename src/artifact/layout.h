@@ -1,6 +1,7 @@
 #pragma once
-// The arithmetic of the engine file that writer, validator, compiler and executor share: padded sizes of packed matrices
-// and the bytes of a row of an activation buffer. All inputs are true, small sizes; nothing here checks for overflow.
+// The arithmetic of the engine file that writer, validator, compiler and executor share: padded sizes of packed
+// matrices and the bytes of a row of an activation buffer. All inputs are true, small sizes; nothing here checks for
+// overflow.
 
 #include <cstdint>
 
@@ -8,26 +9,38 @@
 
 namespace mi::artifact {
 
-inline constexpr int64_t kAlign = 64;     // tensors, rows and buffers start at multiples of a cache line
-inline constexpr int64_t kPackN = 16;     // packed matrices: N padded to this (equals kernels/gemm/pack.h)
-inline constexpr int64_t kPackK = 64;     // and K to this
+inline constexpr int64_t kAlign = 64;  // tensors, rows and buffers start at multiples of a cache line
+inline constexpr int64_t kPackN = 16;  // packed matrices: N padded to this (equals kernels/gemm/pack.h)
+inline constexpr int64_t kPackK = 64;  // and K to this
 
 constexpr int64_t round_up(int64_t v, int64_t to) { return (v + to - 1) / to * to; }
 
 // Stored bytes of one element of a packed matrix; kPlain depends on its dtype.
-constexpr int64_t packed_elem_bytes(Packing p) { return p == Packing::kPackedF32 ? 4 : p == Packing::kPackedBF16 ? 2 : 1; }
+constexpr int64_t packed_elem_bytes(Packing p) {
+  return p == Packing::kPackedF32 ? 4 : p == Packing::kPackedBF16 ? 2 : 1;
+}
 
-// Bytes from one row of a buffer to the next: f32 and i32: 4 * cols; q8: cols, padded, then one line that begins with the
-// row's scale; route: k ids, then k weights. A multiple of 64. kState has no buffer: 0.
+// Bytes from one row of a buffer to the next: f32 and i32: 4 * cols; q8: cols, padded, then one line that begins with
+// the row's scale; route: k ids, then k weights. A multiple of 64. kState has no buffer: 0.
 constexpr int64_t row_bytes(const ValueType& t) {
   switch (t.elem) {
     case Elem::kF32:
-    case Elem::kI32: return round_up(4 * t.cols, kAlign);
-    case Elem::kQ8: return round_up(t.cols, kAlign) + kAlign;
-    case Elem::kRoute: return round_up(8 * t.cols, kAlign);
-    case Elem::kState: return 0;
+    case Elem::kI32:
+      return round_up(4 * t.cols, kAlign);
+    case Elem::kQ8:
+      return round_up(t.cols, kAlign) + kAlign;
+    case Elem::kRoute:
+      return round_up(8 * t.cols, kAlign);
+    case Elem::kState:
+      return 0;
   }
   return 0;
+}
+// What MemoryPlan::kv_bytes_per_token_bf16 has to be. Precondition: sizes that validate.h accepts.
+inline int64_t kv_bytes_per_token_bf16(const std::vector<LayerCache>& caches) {
+  int64_t elements = 0;
+  for (const LayerCache& c : caches) elements += c.kv_heads * (c.k_dim + c.v_dim) + c.index_dim;
+  return 2 * elements;
 }
 // Where in a q8 row its scale stands. `row_stride` is the buffer's.
 constexpr int64_t q8_scale_offset(int64_t row_stride) { return row_stride - kAlign; }

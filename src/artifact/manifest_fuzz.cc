@@ -1,5 +1,5 @@
-// libFuzzer: any text as engine.json. Neither parsing nor validation may crash, and what both accept must survive a trip
-// through JSON.
+// libFuzzer: any text as engine.json. Neither parsing nor validation may crash, and what both accept must survive a
+// trip through JSON.
 
 #include "artifact/json.h"
 #include "artifact/validate.h"

@@ -22,7 +22,8 @@ std::string instr_text(const Manifest& m, const Instr& i) {
   for (const Operand& o : i.out) s += std::exchange(sep, ", ") + operand_text(m, o);
   for (const InstrWeight& w : i.weights) {
     const bool known = w.tensor >= 0 && size_t(w.tensor) < m.weights.size();
-    s += fmt::format("  {}={}", role_name(w.role), known ? m.weights[size_t(w.tensor)].name : fmt::format("?{}", w.tensor));
+    s += fmt::format("  {}={}", role_name(w.role),
+                     known ? m.weights[size_t(w.tensor)].name : fmt::format("?{}", w.tensor));
   }
   if (const std::string p = params_text(i.params); !p.empty()) s += "  {" + p + "}";
   std::string notes;

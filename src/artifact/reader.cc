@@ -10,7 +10,7 @@ namespace mi::artifact {
 namespace {
 
 Status check_segments(const LoadedArtifact& a, const LoadProgress& progress) {
-  constexpr int64_t kPart = 8 << 20;    // between progress calls; small enough to redraw, large enough to stream
+  constexpr int64_t kPart = 8 << 20;  // between progress calls; small enough to redraw, large enough to stream
   const auto bytes = a.weights.bytes();
   int64_t done = 0;
   for (size_t i = 0; i < a.manifest.segments.size(); ++i) {
@@ -23,8 +23,10 @@ Status check_segments(const LoadedArtifact& a, const LoadProgress& progress) {
       if (progress) progress(done, int64_t(bytes.size()));
     }
     if (hash.digest() != s.xxh3)
-      return bad_input("{}: segment {} of {} (bytes {} to {}) does not match its checksum: the file was damaged or changed after the build; copy or build the engine again",
-                       a.weights.path().string(), i, a.manifest.segments.size(), s.offset, s.offset + s.bytes);
+      return bad_input(
+          "{}: segment {} of {} (bytes {} to {}) does not match its checksum: the file was damaged or changed after "
+          "the build; copy or build the engine again",
+          a.weights.path().string(), i, a.manifest.segments.size(), s.offset, s.offset + s.bytes);
   }
   return {};
 }
@@ -38,7 +40,8 @@ Result<LoadedArtifact> open_artifact(const Path& dir, bool verify_checksums, con
     return bad_input("{}: not an engine directory; 'metainfer build' makes one", dir.string());
   if (!std::filesystem::exists(json_path, ec)) {
     if (std::filesystem::exists(dir / "model.mir", ec))
-      return bad_input("{}: this is a MIR directory, not an engine; run 'metainfer build --model {}' first", dir.string(), dir.string());
+      return bad_input("{}: this is a MIR directory, not an engine; run 'metainfer build --model {}' first",
+                       dir.string(), dir.string());
     return bad_input("{}: no engine.json in this directory; 'metainfer build' makes an engine", dir.string());
   }
   LoadedArtifact a;

@@ -14,8 +14,8 @@
 namespace mi::artifact {
 
 struct LoadedArtifact {
-  Manifest manifest;     // validated
-  MappedFile weights;    // weights.bin
+  Manifest manifest;   // validated
+  MappedFile weights;  // weights.bin
   Path dir;
 };
 
@@ -26,14 +26,18 @@ using LoadProgress = std::function<void(int64_t done_bytes, int64_t total_bytes)
 // checksum that does not match (names the segment).
 Result<LoadedArtifact> open_artifact(const Path& dir, bool verify_checksums, const LoadProgress& progress = {});
 
-// Parts of weights.bin. The tensor's elements: all experts, padding included; scales float [E][n_pad] and column sums int32 [E][n_pad]
-// of a kPackedI8 tensor (nullptr for other packings).
-inline const std::byte* view_weight(const LoadedArtifact& a, const WeightTensor& w) { return a.weights.bytes().data() + w.offset; }
+// Parts of weights.bin. The tensor's elements: all experts, padding included; scales float [E][n_pad] and column sums
+// int32 [E][n_pad] of a kPackedI8 tensor (nullptr for other packings).
+inline const std::byte* view_weight(const LoadedArtifact& a, const WeightTensor& w) {
+  return a.weights.bytes().data() + w.offset;
+}
 inline const float* view_scales(const LoadedArtifact& a, const WeightTensor& w) {
-  return w.packing == Packing::kPackedI8 ? reinterpret_cast<const float*>(a.weights.bytes().data() + w.scale_offset) : nullptr;
+  return w.packing == Packing::kPackedI8 ? reinterpret_cast<const float*>(a.weights.bytes().data() + w.scale_offset)
+                                         : nullptr;
 }
 inline const int32_t* view_colsums(const LoadedArtifact& a, const WeightTensor& w) {
-  return w.packing == Packing::kPackedI8 ? reinterpret_cast<const int32_t*>(a.weights.bytes().data() + w.colsum_offset) : nullptr;
+  return w.packing == Packing::kPackedI8 ? reinterpret_cast<const int32_t*>(a.weights.bytes().data() + w.colsum_offset)
+                                         : nullptr;
 }
 
 }  // namespace mi::artifact

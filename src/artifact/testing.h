@@ -1,6 +1,6 @@
 #pragma once
-// For tests: a small valid engine that has every kind of tensor (plain, packed int8, packed float, experts), a fused MoE
-// layer with a residual, and a block-index attention layer. Numbers are seeded noise.
+// For tests: a small valid engine that has every kind of tensor (plain, packed int8, packed float, experts), a fused
+// MoE layer with a residual, and a block-index attention layer. Numbers are seeded noise.
 
 #include "artifact/layout.h"
 #include "artifact/types.h"
@@ -11,7 +11,8 @@ namespace mi::artifact::testing {
 
 class TinyEngine {
  public:
-  static constexpr int64_t kVocab = 50, kHidden = 24, kHeads = 4, kKvHeads = 2, kDim = 8, kExperts = 6, kTopK = 2, kInner = 20, kBlock = 4, kBlocks = 3;
+  static constexpr int64_t kVocab = 50, kHidden = 24, kHeads = 4, kKvHeads = 2, kDim = 8, kExperts = 6, kTopK = 2,
+                           kInner = 20, kBlock = 4, kBlocks = 3;
 
   TinyEngine() {
     m_.tool_version = "test";
@@ -63,7 +64,7 @@ class TinyEngine {
   static constexpr Operand kState{-1, 0, {Rows::kToken, 0, Elem::kState}};
 
   Status noise(ArtifactWriter& w, const WeightTensor& t, int64_t bytes) {
-    std::vector<float> values(size_t(bytes / 4));      // int8 and bf16 tensors get bytes of the same floats
+    std::vector<float> values(size_t(bytes / 4));  // int8 and bf16 tensors get bytes of the same floats
     for (size_t i = 0; i < values.size(); ++i) values[i] = random_unit(seed_of(7, t.name), i) * 0.1f;
     return w.write(std::as_bytes(std::span(values)));
   }
@@ -93,9 +94,12 @@ class TinyEngine {
     return int32_t(m_.weights.size()) - 1;
   }
   int32_t vec(const std::string& name, int64_t n) { return tensor(name, Packing::kPlain, DType::kF32, 1, n, 1); }
-  int32_t i8(const std::string& name, int64_t n, int64_t k, int64_t experts = 1) { return tensor(name, Packing::kPackedI8, DType::kI8, experts, n, k); }
+  int32_t i8(const std::string& name, int64_t n, int64_t k, int64_t experts = 1) {
+    return tensor(name, Packing::kPackedI8, DType::kI8, experts, n, k);
+  }
 
-  Operand emit(Op op, int32_t layer, std::vector<Operand> in, Operand out, std::vector<InstrWeight> weights, OpParams params, int32_t residual = -1, int32_t scratch = -1) {
+  Operand emit(Op op, int32_t layer, std::vector<Operand> in, Operand out, std::vector<InstrWeight> weights,
+               OpParams params, int32_t residual = -1, int32_t scratch = -1) {
     for (const Operand& o : in)
       if (o.buffer >= 0) m_.buffers[size_t(o.buffer)].last_instr = int32_t(m_.program.size());
     Instr i;
@@ -119,48 +123,69 @@ class TinyEngine {
 
   Operand attention(int32_t layer, Operand x, bool indexed) {
     const std::string p = "layers." + std::to_string(layer) + ".";
-    const Operand n = emit(Op::kRmsNorm, layer, {x}, buffer(p + "norm", q8(kHidden)), {{Role::kWeight, vec(p + "norm.weight", kHidden)}}, NormParams{});
+    const Operand n = emit(Op::kRmsNorm, layer, {x}, buffer(p + "norm", q8(kHidden)),
+                           {{Role::kWeight, vec(p + "norm.weight", kHidden)}}, NormParams{});
     const int64_t q_cols = kHeads * kDim, kv_cols = kKvHeads * kDim;
-    const Operand qkv = emit(Op::kLinear, layer, {n}, buffer(p + "qkv", f32(q_cols + 2 * kv_cols)), {{Role::kWeight, i8(p + "qkv.weight", q_cols + 2 * kv_cols, kHidden)}}, LinearParams{});
+    const Operand qkv = emit(Op::kLinear, layer, {n}, buffer(p + "qkv", f32(q_cols + 2 * kv_cols)),
+                             {{Role::kWeight, i8(p + "qkv.weight", q_cols + 2 * kv_cols, kHidden)}}, LinearParams{});
     const int32_t inv_freq = vec(p + "inv_freq", kDim / 2);
-    const Operand q = emit(Op::kRope, layer, {part(qkv, 0, q_cols)}, buffer(p + "q", f32(q_cols)), {{Role::kInvFreq, inv_freq}}, RopeParams{kHeads, kDim, kDim, false, 1});
-    const Operand k = emit(Op::kRope, layer, {part(qkv, q_cols, kv_cols)}, buffer(p + "k", f32(kv_cols)), {{Role::kInvFreq, inv_freq}}, RopeParams{kKvHeads, kDim, kDim, false, 1});
-    emit(Op::kKvAppend, layer, {k, part(qkv, q_cols + kv_cols, kv_cols)}, kState, {}, KvAppendParams{kKvHeads, kDim, kDim});
+    const Operand q = emit(Op::kRope, layer, {part(qkv, 0, q_cols)}, buffer(p + "q", f32(q_cols)),
+                           {{Role::kInvFreq, inv_freq}}, RopeParams{kHeads, kDim, kDim, false, 1});
+    const Operand k = emit(Op::kRope, layer, {part(qkv, q_cols, kv_cols)}, buffer(p + "k", f32(kv_cols)),
+                           {{Role::kInvFreq, inv_freq}}, RopeParams{kKvHeads, kDim, kDim, false, 1});
+    emit(Op::kKvAppend, layer, {k, part(qkv, q_cols + kv_cols, kv_cols)}, kState, {},
+         KvAppendParams{kKvHeads, kDim, kDim});
     std::vector<Operand> in = {q, kState};
     if (indexed) {
       emit(Op::kIndexAppend, layer, {part(k, 0, kDim)}, kState, {}, IndexAppendParams{kDim});
-      in.push_back(emit(Op::kIndexSelect, layer, {part(q, 0, kKvHeads * kDim), kState}, buffer(p + "selection", {Rows::kToken, kKvHeads * kBlocks, Elem::kI32}), {},
+      in.push_back(emit(Op::kIndexSelect, layer, {part(q, 0, kKvHeads * kDim), kState},
+                        buffer(p + "selection", {Rows::kToken, kKvHeads * kBlocks, Elem::kI32}), {},
                         IndexSelectParams{kKvHeads, kDim, kBlock, kBlocks, 1}));
     }
-    const Operand o = emit(Op::kAttention, layer, in, buffer(p + "o", f32(q_cols)), {}, AttentionParams{kHeads, kKvHeads, kDim, kDim, 0.35f, 0, 0, indexed ? kBlock : 0});
+    const Operand o = emit(Op::kAttention, layer, in, buffer(p + "o", f32(q_cols)), {},
+                           AttentionParams{kHeads, kKvHeads, kDim, kDim, 0.35f, 0, 0, indexed ? kBlock : 0});
     const Operand oq = emit(Op::kQuantize, layer, {o}, buffer(p + "oq", q8(q_cols)), {}, QuantizeParams{});
-    return emit(Op::kLinear, layer, {oq, x}, buffer(p + "x_attn", f32(kHidden)), {{Role::kWeight, i8(p + "o.weight", kHidden, q_cols)}}, LinearParams{}, 1);
+    return emit(Op::kLinear, layer, {oq, x}, buffer(p + "x_attn", f32(kHidden)),
+                {{Role::kWeight, i8(p + "o.weight", kHidden, q_cols)}}, LinearParams{}, 1);
   }
   Operand experts(int32_t layer, Operand x) {
     const std::string p = "layers." + std::to_string(layer) + ".";
     const Operand n = buffer(p + "norm2", f32(kHidden)), nq = buffer(p + "norm2q", q8(kHidden));
     emit(Op::kRmsNorm, layer, {x}, n, {{Role::kWeight, vec(p + "norm2.weight", kHidden)}}, NormParams{});
     m_.program.back().out.push_back(nq);
-    const Operand logits = emit(Op::kLinear, layer, {n}, buffer(p + "logits", f32(kExperts)), {{Role::kWeight, tensor(p + "router.weight", Packing::kPackedF32, DType::kF32, 1, kExperts, kHidden)}}, LinearParams{});
+    const Operand logits =
+        emit(Op::kLinear, layer, {n}, buffer(p + "logits", f32(kExperts)),
+             {{Role::kWeight, tensor(p + "router.weight", Packing::kPackedF32, DType::kF32, 1, kExperts, kHidden)}},
+             LinearParams{});
     RouteParams r;
     r.experts = kExperts;
     r.k = kTopK;
-    const Operand route = emit(Op::kRoute, layer, {logits}, buffer(p + "route", {Rows::kToken, kTopK, Elem::kRoute}), {}, r);
+    const Operand route =
+        emit(Op::kRoute, layer, {logits}, buffer(p + "route", {Rows::kToken, kTopK, Elem::kRoute}), {}, r);
     const int32_t scratch = buffer(p + "scratch", f32(512)).buffer;
-    const Operand y = emit(Op::kGroupedExperts, layer, {nq, route, x}, buffer(p + "x_moe", f32(kHidden)),
-                           {{Role::kGate, i8(p + "gate.weight", kInner, kHidden, kExperts)}, {Role::kUp, i8(p + "up.weight", kInner, kHidden, kExperts)}, {Role::kDown, i8(p + "down.weight", kHidden, kInner, kExperts)},
-                            {Role::kDownBias, tensor(p + "down.bias", Packing::kPlain, DType::kF32, kExperts, kHidden, 1)}},
-                           GroupedExpertsParams{}, 2, scratch);
+    const Operand y =
+        emit(Op::kGroupedExperts, layer, {nq, route, x}, buffer(p + "x_moe", f32(kHidden)),
+             {{Role::kGate, i8(p + "gate.weight", kInner, kHidden, kExperts)},
+              {Role::kUp, i8(p + "up.weight", kInner, kHidden, kExperts)},
+              {Role::kDown, i8(p + "down.weight", kHidden, kInner, kExperts)},
+              {Role::kDownBias, tensor(p + "down.bias", Packing::kPlain, DType::kF32, kExperts, kHidden, 1)}},
+             GroupedExpertsParams{}, 2, scratch);
     m_.program.back().layer_output = true;
     return y;
   }
   void program() {
-    Operand x = emit(Op::kEmbed, -1, {}, buffer("x", f32(kHidden)), {{Role::kWeight, tensor("embed.weight", Packing::kPlain, DType::kBF16, 1, kVocab, kHidden)}}, EmbedParams{});
+    Operand x = emit(Op::kEmbed, -1, {}, buffer("x", f32(kHidden)),
+                     {{Role::kWeight, tensor("embed.weight", Packing::kPlain, DType::kBF16, 1, kVocab, kHidden)}},
+                     EmbedParams{});
     m_.program.back().layer_output = true;
     for (int32_t l = 0; l < 2; ++l) x = experts(l, attention(l, x, l == 1));
-    const Operand n = emit(Op::kRmsNorm, -1, {x}, buffer("final", f32(kHidden)), {{Role::kWeight, vec("norm.weight", kHidden)}}, NormParams{});
-    const Operand rows = emit(Op::kSelectRows, -1, {n}, buffer("rows", {Rows::kLogit, kHidden, Elem::kF32}), {}, SelectRowsParams{});
-    emit(Op::kLinear, -1, {rows}, buffer("out", {Rows::kLogit, kVocab, Elem::kF32}), {{Role::kWeight, tensor("lm_head.weight", Packing::kPackedBF16, DType::kBF16, 1, kVocab, kHidden)}}, LinearParams{});
+    const Operand n = emit(Op::kRmsNorm, -1, {x}, buffer("final", f32(kHidden)),
+                           {{Role::kWeight, vec("norm.weight", kHidden)}}, NormParams{});
+    const Operand rows =
+        emit(Op::kSelectRows, -1, {n}, buffer("rows", {Rows::kLogit, kHidden, Elem::kF32}), {}, SelectRowsParams{});
+    emit(Op::kLinear, -1, {rows}, buffer("out", {Rows::kLogit, kVocab, Elem::kF32}),
+         {{Role::kWeight, tensor("lm_head.weight", Packing::kPackedBF16, DType::kBF16, 1, kVocab, kHidden)}},
+         LinearParams{});
   }
   // A plan without sharing.
   void place() {

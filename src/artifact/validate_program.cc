@@ -1,5 +1,5 @@
-// The program: one rule per op about its operands, weights and parameters, and what instructions mean to each other (order of
-// layers, definition before use, caches, routes).
+// The program: one rule per op about its operands, weights and parameters, and what instructions mean to each other
+// (order of layers, definition before use, caches, routes).
 
 #include <cmath>
 #include <optional>
@@ -35,21 +35,25 @@ class Checker {
   explicit Checker(const Manifest& m) : m_(m), written_(m.buffers.size()) {}
 
   Status run() {
-    int stage = 0;      // 0 prologue, 1 layers, 2 epilogue
+    int stage = 0;  // 0 prologue, 1 layers, 2 epilogue
     int32_t layer = -1;
     bool embedded = false;
     LayerState state;
     if (m_.program.empty()) return refuse("the program is empty");
     for (size_t i = 0; i < m_.program.size(); ++i) {
       const Instr& in = m_.program[i];
-      auto failed = [&](const Status& s) { return s.error().with_context(fmt::format("program[{}] ({}, layer {})", i, op_name(in.op), in.layer)); };
-      if (in.layer < -1 || in.layer >= m_.model.layers) return failed(refuse("the model has {} layers", m_.model.layers));
+      auto failed = [&](const Status& s) {
+        return s.error().with_context(fmt::format("program[{}] ({}, layer {})", i, op_name(in.op), in.layer));
+      };
+      if (in.layer < -1 || in.layer >= m_.model.layers)
+        return failed(refuse("the model has {} layers", m_.model.layers));
       if (in.layer != layer) {
         if (stage == 2) return failed(refuse("a layer follows the epilogue"));
         if (stage == 1 && !state.output) return failed(refuse("layer {} ended without a layer_output", layer));
         const int32_t expected = stage == 0 ? 0 : layer + 1;
         if (in.layer == -1) {
-          if (layer != m_.model.layers - 1) return failed(refuse("the epilogue follows layer {} of {}", layer, m_.model.layers));
+          if (layer != m_.model.layers - 1)
+            return failed(refuse("the epilogue follows layer {} of {}", layer, m_.model.layers));
           stage = 2;
         } else {
           if (in.layer != expected) return failed(refuse("expected layer {} here", expected));
@@ -63,7 +67,8 @@ class Checker {
       if (in.layer_output) {
         if (stage == 2) return failed(refuse("the epilogue has no layer_output"));
         if (stage == 0 ? embedded : state.output) return failed(refuse("a second layer_output"));
-        if (in.out.empty() || !is(in.out[0], Rows::kToken, Elem::kF32, m_.model.hidden)) return failed(refuse("layer_output is not [tokens, {}] floats", m_.model.hidden));
+        if (in.out.empty() || !is(in.out[0], Rows::kToken, Elem::kF32, m_.model.hidden))
+          return failed(refuse("layer_output is not [tokens, {}] floats", m_.model.hidden));
         (stage == 0 ? embedded : state.output) = true;
       }
     }
@@ -72,8 +77,10 @@ class Checker {
     for (size_t b = 0; b < written_.size(); ++b)
       if (!written_[b].done) return refuse("buffers[{}] '{}' is never written", b, m_.buffers[b].name);
     const Instr& last = m_.program.back();
-    if (last.out.size() != 1 || !is(last.out[0], Rows::kLogit, Elem::kF32, m_.model.vocab)) return refuse("the last instruction does not give [rows, {}] logits", m_.model.vocab);
-    if (max_k_ != m_.model.max_k) return refuse("model.max_k is {}, the largest route takes {}", m_.model.max_k, max_k_);
+    if (last.out.size() != 1 || !is(last.out[0], Rows::kLogit, Elem::kF32, m_.model.vocab))
+      return refuse("the last instruction does not give [rows, {}] logits", m_.model.vocab);
+    if (max_k_ != m_.model.max_k)
+      return refuse("model.max_k is {}, the largest route takes {}", m_.model.max_k, max_k_);
     return {};
   }
 
@@ -84,22 +91,27 @@ class Checker {
   Status check_cache_used(int32_t layer, const LayerState& s) const {
     if (layer < 0) return {};
     const LayerCache& c = m_.caches[size_t(layer)];
-    if (!s.kv && (c.kv_heads != 0 || c.k_dim != 0 || c.v_dim != 0 || c.window != 0)) return refuse("caches[{}] has keys and values that the program never writes", layer);
+    if (!s.kv && (c.kv_heads != 0 || c.k_dim != 0 || c.v_dim != 0 || c.window != 0))
+      return refuse("caches[{}] has keys and values that the program never writes", layer);
     if (!s.index && c.index_dim != 0) return refuse("caches[{}] has index keys that the program never writes", layer);
     return {};
   }
 
   Status check(const Instr& in, int32_t index, LayerState* state) {
-    if (size_t(in.op) >= std::variant_size_v<OpParams> || in.params.index() != size_t(in.op)) return refuse("parameters of another op");
+    if (size_t(in.op) >= std::variant_size_v<OpParams> || in.params.index() != size_t(in.op))
+      return refuse("parameters of another op");
     if (in.in.size() > 8 || in.out.size() > 2 || in.weights.size() > 16) return refuse("more operands than any op has");
     for (size_t i = 0; i < in.in.size(); ++i) MI_TRY_VOID(operand(in.in[i], fmt::format("in[{}]", i), index, false));
     for (size_t i = 0; i < in.out.size(); ++i) MI_TRY_VOID(operand(in.out[i], fmt::format("out[{}]", i), index, true));
     // How much scratch is enough is the kernel's to say: the executor compares at load.
-    if ((in.scratch != -1) != (in.op == Op::kGroupedExperts)) return refuse("scratch goes with grouped_experts and with nothing else");
+    if ((in.scratch != -1) != (in.op == Op::kGroupedExperts))
+      return refuse("scratch goes with grouped_experts and with nothing else");
     if (in.scratch != -1) {
-      if (in.scratch < 0 || size_t(in.scratch) >= m_.buffers.size()) return refuse("scratch buffer {} does not exist", in.scratch);
+      if (in.scratch < 0 || size_t(in.scratch) >= m_.buffers.size())
+        return refuse("scratch buffer {} does not exist", in.scratch);
       const Buffer& b = m_.buffers[size_t(in.scratch)];
-      if (written_[size_t(in.scratch)].done || b.first_instr != index || b.last_instr != index) return refuse("scratch '{}' is not this instruction's alone", b.name);
+      if (written_[size_t(in.scratch)].done || b.first_instr != index || b.last_instr != index)
+        return refuse("scratch '{}' is not this instruction's alone", b.name);
       written_[size_t(in.scratch)].done = true;
     }
     for (const InstrWeight& w : in.weights)
@@ -116,20 +128,26 @@ class Checker {
 
   Status operand(const Operand& o, const std::string& at, int32_t index, bool writes) {
     if (o.type.elem == Elem::kState) {
-      if (o.buffer != -1 || o.col != 0 || o.type.cols != 0 || o.type.rows != Rows::kToken) return refuse("{} is a state with a buffer", at);
+      if (o.buffer != -1 || o.col != 0 || o.type.cols != 0 || o.type.rows != Rows::kToken)
+        return refuse("{} is a state with a buffer", at);
       return {};
     }
-    if (o.buffer < 0 || size_t(o.buffer) >= m_.buffers.size()) return refuse("{} names buffer {}, which does not exist", at, o.buffer);
+    if (o.buffer < 0 || size_t(o.buffer) >= m_.buffers.size())
+      return refuse("{} names buffer {}, which does not exist", at, o.buffer);
     const Buffer& b = m_.buffers[size_t(o.buffer)];
-    if (o.type.rows != b.type.rows || o.type.elem != b.type.elem) return refuse("{} reads '{}' as another kind of rows or elements", at, b.name);
+    if (o.type.rows != b.type.rows || o.type.elem != b.type.elem)
+      return refuse("{} reads '{}' as another kind of rows or elements", at, b.name);
     if (o.type.cols < 1 || o.col < 0 || o.col > b.type.cols || o.type.cols > b.type.cols - o.col)
-      return refuse("{} takes columns {} to {} of '{}', which has {}", at, o.col, o.col + std::min(o.type.cols, kMaxDim), b.name, b.type.cols);
+      return refuse("{} takes columns {} to {} of '{}', which has {}", at, o.col,
+                    o.col + std::min(o.type.cols, kMaxDim), b.name, b.type.cols);
     const bool whole = o.col == 0 && o.type.cols == b.type.cols;
-    if (!whole && (writes || (o.type.elem != Elem::kF32 && o.type.elem != Elem::kI32))) return refuse("{} takes a part of '{}', which is only possible when reading floats", at, b.name);
+    if (!whole && (writes || (o.type.elem != Elem::kF32 && o.type.elem != Elem::kI32)))
+      return refuse("{} takes a part of '{}', which is only possible when reading floats", at, b.name);
     Written& w = written_[size_t(o.buffer)];
     if (writes) {
       if (w.done) return refuse("{} writes '{}' a second time", at, b.name);
-      if (b.first_instr != index) return refuse("{} writes '{}', whose lifetime starts at {}", at, b.name, b.first_instr);
+      if (b.first_instr != index)
+        return refuse("{} writes '{}', whose lifetime starts at {}", at, b.name, b.first_instr);
       w.done = true;
     } else {
       if (!w.done) return refuse("{} reads '{}' before it is written", at, b.name);
@@ -159,8 +177,10 @@ class Checker {
     const WeightTensor* w = find(in, role);
     if (!w) return refuse("the weight '{}' is missing", role_name(role));
     if (w->packing == Packing::kPlain) return refuse("'{}' is not packed", w->name);
-    if (x && (w->packing == Packing::kPackedI8) != (*x == Elem::kQ8)) return refuse("'{}' and its input are not both int8 or both float", w->name);
-    if (w->experts != experts || w->n != n || w->k != k) return refuse("'{}' is {} x [{}, {}], expected {} x [{}, {}]", w->name, w->experts, w->n, w->k, experts, n, k);
+    if (x && (w->packing == Packing::kPackedI8) != (*x == Elem::kQ8))
+      return refuse("'{}' and its input are not both int8 or both float", w->name);
+    if (w->experts != experts || w->n != n || w->k != k)
+      return refuse("'{}' is {} x [{}, {}], expected {} x [{}, {}]", w->name, w->experts, w->n, w->k, experts, n, k);
     return {};
   }
 
@@ -171,15 +191,26 @@ class Checker {
     return {};
   }
   static Status expect(const Operand& o, const char* what, Rows rows, Elem elem, int64_t cols) {
-    return is(o, rows, elem, cols) ? Status() : refuse("the {} has another type than [{} columns] of the expected rows and elements", what, cols);
+    return is(o, rows, elem, cols)
+               ? Status()
+               : refuse("the {} has another type than [{} columns] of the expected rows and elements", what, cols);
   }
   Status same_rows(const Operand& a, const Operand& b) const {
-    return a.type.rows == b.type.rows && per_token(a) == per_token(b) ? Status() : refuse("operands with different rows");
+    return a.type.rows == b.type.rows && per_token(a) == per_token(b) ? Status()
+                                                                      : refuse("operands with different rows");
   }
-  static Status finite(float v, const char* what) { return std::isfinite(v) ? Status() : refuse("{} is not a finite number", what); }
-  static Status positive(float v, const char* what) { return std::isfinite(v) && v > 0 ? Status() : refuse("{} is {}, expected a finite number above 0", what, v); }
-  static Status not_negative(float v, const char* what) { return std::isfinite(v) && v >= 0 ? Status() : refuse("{} is {}, expected a finite number from 0 up", what, v); }
-  static Status range(int64_t v, int64_t lo, int64_t hi, const char* what) { return v >= lo && v <= hi ? Status() : refuse("{} is {}, expected {} to {}", what, v, lo, hi); }
+  static Status finite(float v, const char* what) {
+    return std::isfinite(v) ? Status() : refuse("{} is not a finite number", what);
+  }
+  static Status positive(float v, const char* what) {
+    return std::isfinite(v) && v > 0 ? Status() : refuse("{} is {}, expected a finite number above 0", what, v);
+  }
+  static Status not_negative(float v, const char* what) {
+    return std::isfinite(v) && v >= 0 ? Status() : refuse("{} is {}, expected a finite number from 0 up", what, v);
+  }
+  static Status range(int64_t v, int64_t lo, int64_t hi, const char* what) {
+    return v >= lo && v <= hi ? Status() : refuse("{} is {}, expected {} to {}", what, v, lo, hi);
+  }
   Status residual(const Instr& in, size_t index) {
     if (in.in.size() <= index) return {};
     MI_TRY_VOID(expect(in.in[index], "residual", in.out[0].type.rows, Elem::kF32, in.out[0].type.cols));
@@ -187,7 +218,7 @@ class Checker {
     residual_ = int32_t(index);
     return {};
   }
-  Status float_map(const Instr& in) {       // one float input, one float output of the same type
+  Status float_map(const Instr& in) {  // one float input, one float output of the same type
     MI_TRY_VOID(counts(in, 1, 1, 1, 1));
     MI_TRY_VOID(expect(in.in[0], "input", in.out[0].type.rows, Elem::kF32, in.out[0].type.cols));
     MI_TRY_VOID(expect(in.out[0], "output", in.in[0].type.rows, Elem::kF32, in.in[0].type.cols));
@@ -215,10 +246,12 @@ class Checker {
     const Operand& x = in.in[0];
     MI_TRY_VOID(expect(x, "input", x.type.rows, Elem::kF32, x.type.cols));
     for (const Operand& y : in.out) {
-      if (y.type.cols != x.type.cols || (y.type.elem != Elem::kF32 && y.type.elem != Elem::kQ8)) return refuse("the output has another type than its input");
+      if (y.type.cols != x.type.cols || (y.type.elem != Elem::kF32 && y.type.elem != Elem::kQ8))
+        return refuse("the output has another type than its input");
       MI_TRY_VOID(same_rows(x, y));
     }
-    if (in.out.size() == 2 && (in.out[0].type.elem != Elem::kF32 || in.out[1].type.elem != Elem::kQ8)) return refuse("two outputs are a float one and then an int8 one");
+    if (in.out.size() == 2 && (in.out[0].type.elem != Elem::kF32 || in.out[1].type.elem != Elem::kQ8))
+      return refuse("two outputs are a float one and then an int8 one");
     MI_TRY_VOID(positive(p.eps, "eps"));
     MI_TRY_VOID(range(p.groups, 1, x.type.cols, "groups"));
     if (x.type.cols % p.groups != 0) return refuse("{} columns do not divide into {} groups", x.type.cols, p.groups);
@@ -253,7 +286,8 @@ class Checker {
     const Operand& x = in.in[0];
     if (x.type.rows != Rows::kToken) return refuse("only token rows have positions");
     MI_TRY_VOID(range(p.heads, 1, x.type.cols, "heads"));
-    if (x.type.cols % p.heads != 0 || x.type.cols / p.heads != p.head_dim) return refuse("{} heads of {} are not {} columns", p.heads, p.head_dim, x.type.cols);
+    if (x.type.cols % p.heads != 0 || x.type.cols / p.heads != p.head_dim)
+      return refuse("{} heads of {} are not {} columns", p.heads, p.head_dim, x.type.cols);
     MI_TRY_VOID(range(p.rotary_dim, 2, p.head_dim, "rotary_dim"));
     if (p.rotary_dim % 2 != 0) return refuse("rotary_dim {} is odd", p.rotary_dim);
     MI_TRY_VOID(positive(p.attention_factor, "attention_factor"));
@@ -264,11 +298,14 @@ class Checker {
     if (in.layer < 0) return refuse("only layers have a cache");
     if (s->kv) return refuse("the layer writes its keys and values a second time");
     const LayerCache& c = m_.caches[size_t(in.layer)];
-    if (p.kv_heads != c.kv_heads || p.k_dim != c.k_dim || p.v_dim != c.v_dim) return refuse("writes {} heads of {} and {}, its cache holds {} of {} and {}", p.kv_heads, p.k_dim, p.v_dim, c.kv_heads, c.k_dim, c.v_dim);
+    if (p.kv_heads != c.kv_heads || p.k_dim != c.k_dim || p.v_dim != c.v_dim)
+      return refuse("writes {} heads of {} and {}, its cache holds {} of {} and {}", p.kv_heads, p.k_dim, p.v_dim,
+                    c.kv_heads, c.k_dim, c.v_dim);
     MI_TRY_VOID(range(p.kv_heads, 1, kMaxDim, "kv_heads"));
     MI_TRY_VOID(range(p.k_dim, 1, kMaxDim, "k_dim"));
     MI_TRY_VOID(range(p.v_dim, 1, kMaxDim, "v_dim"));
-    if (!product_is(p.kv_heads, p.k_dim, in.in[0].type.cols) || !product_is(p.kv_heads, p.v_dim, in.in[1].type.cols)) return refuse("keys or values are not {} heads wide", p.kv_heads);
+    if (!product_is(p.kv_heads, p.k_dim, in.in[0].type.cols) || !product_is(p.kv_heads, p.v_dim, in.in[1].type.cols))
+      return refuse("keys or values are not {} heads wide", p.kv_heads);
     MI_TRY_VOID(expect(in.in[0], "key", Rows::kToken, Elem::kF32, in.in[0].type.cols));
     MI_TRY_VOID(expect(in.in[1], "value", Rows::kToken, Elem::kF32, in.in[1].type.cols));
     s->kv = true;
@@ -278,7 +315,8 @@ class Checker {
     MI_TRY_VOID(counts(in, 2, 3, 1, 1));
     if (in.layer < 0 || !s->kv) return refuse("reads a cache that this layer has not written");
     const LayerCache& c = m_.caches[size_t(in.layer)];
-    if (p.kv_heads != c.kv_heads || p.k_dim != c.k_dim || p.v_dim != c.v_dim || p.window != c.window) return refuse("does not fit the layer's cache");
+    if (p.kv_heads != c.kv_heads || p.k_dim != c.k_dim || p.v_dim != c.v_dim || p.window != c.window)
+      return refuse("does not fit the layer's cache");
     MI_TRY_VOID(range(p.heads, 1, kMaxDim, "heads"));
     if (p.heads % p.kv_heads != 0) return refuse("{} heads do not divide into {} KV heads", p.heads, p.kv_heads);
     MI_TRY_VOID(finite(p.scale, "scale"));
@@ -286,13 +324,17 @@ class Checker {
     MI_TRY_VOID(expect(in.in[0], "query", Rows::kToken, Elem::kF32, in.in[0].type.cols));
     MI_TRY_VOID(expect(in.in[1], "state", Rows::kToken, Elem::kState, 0));
     MI_TRY_VOID(expect(in.out[0], "output", Rows::kToken, Elem::kF32, in.out[0].type.cols));
-    if (!product_is(p.heads, p.k_dim, in.in[0].type.cols) || !product_is(p.heads, p.v_dim, in.out[0].type.cols)) return refuse("query or output is not {} heads wide", p.heads);
+    if (!product_is(p.heads, p.k_dim, in.in[0].type.cols) || !product_is(p.heads, p.v_dim, in.out[0].type.cols))
+      return refuse("query or output is not {} heads wide", p.heads);
     if (in.in.size() == 3) {
       const Operand& sel = in.in[2];
       MI_TRY_VOID(expect(sel, "selection", Rows::kToken, Elem::kI32, sel.type.cols));
       const Written& w = written_[size_t(sel.buffer)];
-      if (sel.col != 0 || sel.type.cols != m_.buffers[size_t(sel.buffer)].type.cols) return refuse("reads a part of a selection");
-      if (w.heads != p.kv_heads || w.block != p.select_block || p.select_block < 1) return refuse("the selection is for {} heads and blocks of {}, expected {} and {}", w.heads, w.block, p.kv_heads, p.select_block);
+      if (sel.col != 0 || sel.type.cols != m_.buffers[size_t(sel.buffer)].type.cols)
+        return refuse("reads a part of a selection");
+      if (w.heads != p.kv_heads || w.block != p.select_block || p.select_block < 1)
+        return refuse("the selection is for {} heads and blocks of {}, expected {} and {}", w.heads, w.block,
+                      p.kv_heads, p.select_block);
     } else if (p.select_block != 0) {
       return refuse("select_block without a selection");
     }
@@ -303,7 +345,8 @@ class Checker {
     if (in.layer < 0) return refuse("only layers have a cache");
     if (s->index) return refuse("the layer writes its index keys a second time");
     MI_TRY_VOID(range(p.dim, 1, kMaxDim, "dim"));
-    if (p.dim != m_.caches[size_t(in.layer)].index_dim) return refuse("writes index keys of {}, its cache holds {}", p.dim, m_.caches[size_t(in.layer)].index_dim);
+    if (p.dim != m_.caches[size_t(in.layer)].index_dim)
+      return refuse("writes index keys of {}, its cache holds {}", p.dim, m_.caches[size_t(in.layer)].index_dim);
     MI_TRY_VOID(expect(in.in[0], "index key", Rows::kToken, Elem::kF32, p.dim));
     s->index = true;
     return expect(in.out[0], "output", Rows::kToken, Elem::kState, 0);
@@ -311,13 +354,16 @@ class Checker {
   Status op(const Instr& in, const IndexSelectParams& p, LayerState* s) {
     MI_TRY_VOID(counts(in, 2, 2, 1, 1));
     if (in.layer < 0 || !s->index) return refuse("reads index keys that this layer has not written");
-    if (p.dim != m_.caches[size_t(in.layer)].index_dim) return refuse("index keys have {} columns, not {}", m_.caches[size_t(in.layer)].index_dim, p.dim);
+    if (p.dim != m_.caches[size_t(in.layer)].index_dim)
+      return refuse("index keys have {} columns, not {}", m_.caches[size_t(in.layer)].index_dim, p.dim);
     MI_TRY_VOID(range(p.heads, 1, kMaxDim, "heads"));
     MI_TRY_VOID(range(p.block, 1, kMaxDim, "block"));
     MI_TRY_VOID(range(p.topk, 1, kMaxDim, "topk"));
     MI_TRY_VOID(range(p.local, 0, p.topk, "local"));
-    if (!product_is(p.heads, p.dim, in.in[0].type.cols)) return refuse("the index query is not {} heads of {}", p.heads, p.dim);
-    if (!product_is(p.heads, p.topk, in.out[0].type.cols)) return refuse("the selection is not {} heads of {}", p.heads, p.topk);
+    if (!product_is(p.heads, p.dim, in.in[0].type.cols))
+      return refuse("the index query is not {} heads of {}", p.heads, p.dim);
+    if (!product_is(p.heads, p.topk, in.out[0].type.cols))
+      return refuse("the selection is not {} heads of {}", p.heads, p.topk);
     MI_TRY_VOID(expect(in.in[0], "index query", Rows::kToken, Elem::kF32, in.in[0].type.cols));
     MI_TRY_VOID(expect(in.in[1], "state", Rows::kToken, Elem::kState, 0));
     MI_TRY_VOID(expect(in.out[0], "output", Rows::kToken, Elem::kI32, in.out[0].type.cols));
@@ -362,8 +408,10 @@ class Checker {
     MI_TRY_VOID(range(p.groups_keep, 1, p.groups, "groups_keep"));
     if (p.experts % p.groups != 0) return refuse("{} experts do not divide into {} groups", p.experts, p.groups);
     const int64_t group = p.experts / p.groups;
-    if (p.groups > 1 && p.group_by == GroupBy::kTop2 && group < 2) return refuse("groups of one expert have no two best");
-    if (p.groups_keep * group < p.k) return refuse("{} groups of {} have fewer than k = {} experts", p.groups_keep, group, p.k);
+    if (p.groups > 1 && p.group_by == GroupBy::kTop2 && group < 2)
+      return refuse("groups of one expert have no two best");
+    if (p.groups_keep * group < p.k)
+      return refuse("{} groups of {} have fewer than k = {} experts", p.groups_keep, group, p.k);
     written_[size_t(in.out[0].buffer)].experts = p.experts;
     max_k_ = std::max(max_k_, p.k);
     return vector_f32(in, Role::kSelectBias, 1, p.experts, false);
@@ -375,7 +423,9 @@ class Checker {
     return *experts > 0 ? Status() : refuse("the route was not made by a route instruction");
   }
   Status pairs(const Operand& o, const Operand& route) const {
-    return o.type.rows != Rows::kPair || per_token(o) == route.type.cols ? Status() : refuse("pair rows are {} per token, the route has {}", per_token(o), route.type.cols);
+    return o.type.rows != Rows::kPair || per_token(o) == route.type.cols
+               ? Status()
+               : refuse("pair rows are {} per token, the route has {}", per_token(o), route.type.cols);
   }
   Status op(const Instr& in, const ExpertLinearParams&, LayerState*) {
     MI_TRY_VOID(counts(in, 2, 2, 1, 1));
@@ -405,14 +455,18 @@ class Checker {
     const Operand& x = in.in[0];
     int64_t experts = 0;
     MI_TRY_VOID(route(in.in[1], &experts));
-    if (x.type.rows != Rows::kToken || (x.type.elem != Elem::kF32 && x.type.elem != Elem::kQ8)) return refuse("the input is not token rows of float or int8");
+    if (x.type.rows != Rows::kToken || (x.type.elem != Elem::kF32 && x.type.elem != Elem::kQ8))
+      return refuse("the input is not token rows of float or int8");
     MI_TRY_VOID(expect(in.out[0], "output", Rows::kToken, Elem::kF32, in.out[0].type.cols));
     MI_TRY_VOID(residual(in, 2));
     int64_t inner = 0;
     std::optional<Packing> packing;
     for (const InstrWeight& w : in.weights) {
       const WeightTensor& t = m_.weights[size_t(w.tensor)];
-      if (w.role == Role::kGate) { inner = t.n; packing = t.packing; }
+      if (w.role == Role::kGate) {
+        inner = t.n;
+        packing = t.packing;
+      }
       if (w.role == Role::kUp && packing != t.packing) return refuse("gate and up are packed differently");
     }
     MI_TRY_VOID(matrix(in, Role::kGate, experts, inner, x.type.cols, x.type.elem));
@@ -431,7 +485,9 @@ class Checker {
     MI_TRY_VOID(same_rows(x, y));
     return same_rows(in.in[1], y);
   }
-  Status op(const Instr&, const SliceParams&, LayerState*) { return refuse("a slice is part of an operand, never an instruction"); }
+  Status op(const Instr&, const SliceParams&, LayerState*) {
+    return refuse("a slice is part of an operand, never an instruction");
+  }
   Status op(const Instr& in, const SelectRowsParams&, LayerState*) {
     MI_TRY_VOID(counts(in, 1, 1, 1, 1));
     MI_TRY_VOID(expect(in.in[0], "input", Rows::kToken, Elem::kF32, in.in[0].type.cols));
@@ -443,8 +499,8 @@ class Checker {
   const Manifest& m_;
   std::vector<Written> written_;
   int64_t max_k_ = 1;
-  size_t weights_seen_ = 0;     // of the instruction being checked
-  int32_t residual_ = -1;       // what the op's operands say
+  size_t weights_seen_ = 0;  // of the instruction being checked
+  int32_t residual_ = -1;    // what the op's operands say
 };
 
 }  // namespace

@@ -29,7 +29,10 @@ class Validate : public ::testing::Test {
       if (i.op == op && i.layer == layer) return i;
     MI_CHECK(false, "no such instruction");
   }
-  template <class P> P& params(Manifest& m, Op op, int32_t layer) { return std::get<P>(instr(m, op, layer).params); }
+  template <class P>
+  P& params(Manifest& m, Op op, int32_t layer) {
+    return std::get<P>(instr(m, op, layer).params);
+  }
   WeightTensor& weight(Manifest& m, const std::string& name) {
     for (WeightTensor& w : m.weights)
       if (w.name == name) return w;
@@ -84,7 +87,10 @@ TEST_F(Validate, Segments) {
   refused("expected", [](Manifest& m) { m.segments[1].offset += kSegmentAlign; });
   refused("does not fit", [](Manifest& m) { m.segments[0].bytes = int64_t(1) << 60; });
   refused("does not fit", [](Manifest& m) { m.segments[0].bytes = -64; });
-  refused("2 MiB", [](Manifest& m) { m.segments[0].bytes -= 64; m.segments[1].offset -= 64; });
+  refused("2 MiB", [](Manifest& m) {
+    m.segments[0].bytes -= 64;
+    m.segments[1].offset -= 64;
+  });
   refused("cover", [](Manifest& m) { m.segments.pop_back(); });
   refused("hex digits", [](Manifest& m) { m.segments[0].xxh3 = "XYZ"; });
 }
@@ -120,8 +126,11 @@ TEST_F(Validate, Buffers) {
   refused("multiple of 64", [&](Manifest& m) { buffer(m, "final").offset_per_token += 32; });
   refused("outside the arena", [&](Manifest& m) { m.memory.activation_bytes_per_token -= 64; });
   refused("outside the arena", [&](Manifest& m) { buffer(m, "final").offset_per_token = int64_t(1) << 62; });
-  refused("share bytes", [&](Manifest& m) { buffer(m, "layers.0.k").offset_per_token = buffer(m, "layers.0.q").offset_per_token; });
-  refused("share bytes", [&](Manifest& m) { buffer(m, "layers.0.k").offset_per_token = buffer(m, "layers.0.qkv").offset_per_token + 64; });
+  refused("share bytes",
+          [&](Manifest& m) { buffer(m, "layers.0.k").offset_per_token = buffer(m, "layers.0.q").offset_per_token; });
+  refused("share bytes", [&](Manifest& m) {
+    buffer(m, "layers.0.k").offset_per_token = buffer(m, "layers.0.qkv").offset_per_token + 64;
+  });
   refused("lives from", [&](Manifest& m) { buffer(m, "final").last_instr = int32_t(m.program.size()); });
   refused("lives from", [&](Manifest& m) { buffer(m, "final").first_instr = -1; });
   refused("lifetime starts", [&](Manifest& m) { buffer(m, "final").first_instr -= 1; });
@@ -129,7 +138,10 @@ TEST_F(Validate, Buffers) {
 }
 
 TEST_F(Validate, OrderOfTheProgram) {
-  refused("the program is empty", [](Manifest& m) { m.program.clear(); m.buffers.clear(); });
+  refused("the program is empty", [](Manifest& m) {
+    m.program.clear();
+    m.buffers.clear();
+  });
   refused("the model has 2 layers", [&](Manifest& m) { instr(m, Op::kRoute, 1).layer = 7; });
   refused("expected layer 0", [&](Manifest& m) { m.program[1].layer = 1; });
   refused("layer 0 ended", [&](Manifest& m) { instr(m, Op::kGroupedExperts, 0).layer_output = false; });
@@ -146,7 +158,11 @@ TEST_F(Validate, OrderOfTheProgram) {
     m.memory.activation_bytes_per_token += b.row_stride;
     m.buffers.push_back(b);
   });
-  refused("logits", [](Manifest& m) { m.program.pop_back(); m.buffers.pop_back(); for (auto& b : m.buffers) b.last_instr = std::min<int32_t>(b.last_instr, int32_t(m.program.size()) - 1); });
+  refused("logits", [](Manifest& m) {
+    m.program.pop_back();
+    m.buffers.pop_back();
+    for (auto& b : m.buffers) b.last_instr = std::min<int32_t>(b.last_instr, int32_t(m.program.size()) - 1);
+  });
 }
 
 TEST_F(Validate, Operands) {
@@ -165,13 +181,25 @@ TEST_F(Validate, Operands) {
   refused("scratch", [&](Manifest& m) { instr(m, Op::kGroupedExperts, 0).scratch = 0; });
   refused("scratch", [&](Manifest& m) { instr(m, Op::kRoute, 0).scratch = instr(m, Op::kGroupedExperts, 0).scratch; });
   refused("weight", [&](Manifest& m) { instr(m, Op::kRope, 0).weights[0].tensor = 999; });
-  refused("order of their roles", [&](Manifest& m) { std::swap(instr(m, Op::kGroupedExperts, 0).weights[0], instr(m, Op::kGroupedExperts, 0).weights[1]); });
-  refused("is missing", [&](Manifest& m) { instr(m, Op::kGroupedExperts, 0).weights.erase(instr(m, Op::kGroupedExperts, 0).weights.begin() + 2); });
-  refused("packed differently", [&](Manifest& m) { instr(m, Op::kGroupedExperts, 0).weights[1].tensor = int32_t(&weight(m, "layers.0.router.weight") - m.weights.data()); });
+  refused("order of their roles", [&](Manifest& m) {
+    std::swap(instr(m, Op::kGroupedExperts, 0).weights[0], instr(m, Op::kGroupedExperts, 0).weights[1]);
+  });
+  refused("is missing", [&](Manifest& m) {
+    instr(m, Op::kGroupedExperts, 0).weights.erase(instr(m, Op::kGroupedExperts, 0).weights.begin() + 2);
+  });
+  refused("packed differently", [&](Manifest& m) {
+    instr(m, Op::kGroupedExperts, 0).weights[1].tensor =
+        int32_t(&weight(m, "layers.0.router.weight") - m.weights.data());
+  });
   refused("does not read", [&](Manifest& m) { instr(m, Op::kQuantize, 0).weights = {{Role::kBias, 0}}; });
-  refused("both int8", [&](Manifest& m) { instr(m, Op::kLinear, 0).weights[0].tensor = int32_t(&weight(m, "lm_head.weight") - m.weights.data()); });
+  refused("both int8", [&](Manifest& m) {
+    instr(m, Op::kLinear, 0).weights[0].tensor = int32_t(&weight(m, "lm_head.weight") - m.weights.data());
+  });
   refused("another op", [&](Manifest& m) { instr(m, Op::kQuantize, 0).params = AddParams{}; });
-  refused("slice", [&](Manifest& m) { instr(m, Op::kQuantize, 0).op = Op::kSlice; instr(m, Op::kSlice, 0).params = SliceParams{}; });
+  refused("slice", [&](Manifest& m) {
+    instr(m, Op::kQuantize, 0).op = Op::kSlice;
+    instr(m, Op::kSlice, 0).params = SliceParams{};
+  });
 }
 
 TEST_F(Validate, Parameters) {
@@ -185,7 +213,8 @@ TEST_F(Validate, Parameters) {
   refused("odd", [&](Manifest& m) { params<RopeParams>(m, Op::kRope, 0).rotary_dim = 3; });
   refused("attention_factor", [&](Manifest& m) { params<RopeParams>(m, Op::kRope, 0).attention_factor = INFINITY; });
   refused("its cache holds", [&](Manifest& m) { params<KvAppendParams>(m, Op::kKvAppend, 0).kv_heads = 4; });
-  refused("does not fit the layer's cache", [&](Manifest& m) { params<AttentionParams>(m, Op::kAttention, 0).window = 9; });
+  refused("does not fit the layer's cache",
+          [&](Manifest& m) { params<AttentionParams>(m, Op::kAttention, 0).window = 9; });
   refused("divide into", [&](Manifest& m) { params<AttentionParams>(m, Op::kAttention, 0).heads = 3; });
   refused("heads wide", [&](Manifest& m) { params<AttentionParams>(m, Op::kAttention, 0).heads = 2; });
   refused("scale", [&](Manifest& m) { params<AttentionParams>(m, Op::kAttention, 0).scale = INFINITY; });
@@ -199,17 +228,28 @@ TEST_F(Validate, Parameters) {
   refused("groups_keep", [&](Manifest& m) { params<RouteParams>(m, Op::kRoute, 0).groups_keep = 2; });
   refused("divide into 4 groups", [&](Manifest& m) { params<RouteParams>(m, Op::kRoute, 0).groups = 4; });
   refused("two best", [&](Manifest& m) { params<RouteParams>(m, Op::kRoute, 0).groups = 6; });
-  refused("fewer than k", [&](Manifest& m) { auto& r = params<RouteParams>(m, Op::kRoute, 0); r.groups = 6; r.group_by = GroupBy::kMax; });
+  refused("fewer than k", [&](Manifest& m) {
+    auto& r = params<RouteParams>(m, Op::kRoute, 0);
+    r.groups = 6;
+    r.group_by = GroupBy::kMax;
+  });
   refused("unknown score", [&](Manifest& m) { params<RouteParams>(m, Op::kRoute, 0).score = RouteScore(9); });
   refused("renorm_eps", [&](Manifest& m) { params<RouteParams>(m, Op::kRoute, 0).renorm_eps = NAN; });
-  refused("unknown activation", [&](Manifest& m) { params<GroupedExpertsParams>(m, Op::kGroupedExperts, 0).kind = ActKind(77); });
+  refused("unknown activation",
+          [&](Manifest& m) { params<GroupedExpertsParams>(m, Op::kGroupedExperts, 0).kind = ActKind(77); });
   refused("out_scale", [&](Manifest& m) { params<LinearParams>(m, Op::kLinear, 0).out_scale = NAN; });
   refused("scale", [&](Manifest& m) { params<EmbedParams>(m, Op::kEmbed, -1).scale = NAN; });
 }
 
 TEST_F(Validate, Caches) {
-  refused("its cache holds", [](Manifest& m) { m.caches[0].kv_heads = 1; m.memory.kv_bytes_per_token_bf16 -= 2 * 2 * 8; });
-  refused("never writes", [](Manifest& m) { m.caches[0].index_dim = 8; m.memory.kv_bytes_per_token_bf16 += 16; });
+  refused("its cache holds", [](Manifest& m) {
+    m.caches[0].kv_heads = 1;
+    m.memory.kv_bytes_per_token_bf16 -= 2 * 2 * 8;
+  });
+  refused("never writes", [](Manifest& m) {
+    m.caches[0].index_dim = 8;
+    m.memory.kv_bytes_per_token_bf16 += 16;
+  });
   refused("second time", [&](Manifest& m) {
     instr(m, Op::kIndexAppend, 1) = Instr(instr(m, Op::kKvAppend, 1));
     buffer(m, "layers.1.qkv").last_instr += 1;
@@ -219,6 +259,27 @@ TEST_F(Validate, Caches) {
     buffer(m, "layers.1.selection").first_instr -= 1;
     buffer(m, "layers.1.k").last_instr += 1;
   });
+}
+
+// Any number of the manifest replaced by an extreme one: refused or accepted, never a crash (the sanitizer builds see
+// reads out of range and overflow).
+TEST_F(Validate, ExtremeNumbersNeverCrash) {
+  const Json original = to_json(good_);
+  std::vector<Json::json_pointer> numbers;
+  const Json flat = original.flatten();
+  for (const auto& [path, value] : flat.items())
+    if (value.is_number_integer()) numbers.emplace_back(path);
+  const int64_t extremes[] = {0, -1, 1, 63, 64, INT32_MAX, INT32_MIN, INT64_MAX, INT64_MIN, int64_t(1) << 40};
+  int refused = 0, tried = 0;
+  for (size_t i = 0; i < numbers.size(); ++i) {
+    Json j = original;
+    j[numbers[i]] = extremes[random_u64(5, i) % std::size(extremes)];
+    const auto m = from_json(j, "edited");
+    refused += !m.ok() || !validate(*m, good_.memory.weight_bytes).ok();
+    ++tried;
+  }
+  EXPECT_GT(tried, 500);
+  EXPECT_GT(refused, tried * 8 / 10);
 }
 
 }  // namespace

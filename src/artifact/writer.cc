@@ -14,9 +14,9 @@ struct ArtifactWriter::Impl {
   Path dir;
   int64_t segment_bytes = 0;
   FileWriter file;
-  std::vector<Segment> segments;      // ended ones
+  std::vector<Segment> segments;  // ended ones
   int64_t segment_begin = 0;
-  std::optional<Xxh3> hash;           // of the segment being written
+  std::optional<Xxh3> hash;  // of the segment being written
 
   Impl(Path d, int64_t s, FileWriter f) : dir(std::move(d)), segment_bytes(s), file(std::move(f)) { hash.emplace(); }
   int64_t offset() const { return int64_t(file.offset()); }

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <chrono>
 
-#include "artifact/validate.h"
+#include "artifact/layout.h"
 #include "artifact/writer.h"
 #include "base/util.h"
 #include "compiler/emit.h"
@@ -21,15 +21,24 @@ namespace {
 Status check_options(const BuildOptions& o) {
   const auto& known = targets();
   if (std::find(known.begin(), known.end(), o.target) == known.end())
-    return fail(ErrorCode::kUsage, "--target {}: not a target of this program; it builds for: {}", o.target, fmt::join(known, ", "));
-  if (o.opt_level < 0 || o.opt_level > 2) return fail(ErrorCode::kUsage, "--opt-level {}: expected O0, O1 or O2", o.opt_level);
-  if (o.plan_seq_len < 0 || o.plan_batch < 1) return fail(ErrorCode::kUsage, "the planned sequence length and batch have to be positive");
-  MI_TRY_VOID([&]() -> Status { auto p = parse_precision(o.precision); return p.ok() ? Status() : Status(p.error()); }());
+    return fail(ErrorCode::kUsage, "--target {}: not a target of this program; it builds for: {}", o.target,
+                fmt::join(known, ", "));
+  if (o.opt_level < 0 || o.opt_level > 2)
+    return fail(ErrorCode::kUsage, "--opt-level {}: expected O0, O1 or O2", o.opt_level);
+  if (o.plan_seq_len < 0 || o.plan_batch < 1)
+    return fail(ErrorCode::kUsage, "the planned sequence length and batch have to be positive");
+  MI_TRY_VOID([&]() -> Status {
+    auto p = parse_precision(o.precision);
+    return p.ok() ? Status() : Status(p.error());
+  }());
   // With force the output is replaced in the end: it must not be the input or hold it.
   std::error_code ec;
-  const Path model = std::filesystem::weakly_canonical(o.model, ec), output = std::filesystem::weakly_canonical(o.output, ec);
+  const Path model = std::filesystem::weakly_canonical(o.model, ec),
+             output = std::filesystem::weakly_canonical(o.output, ec);
   const auto [end, unused] = std::mismatch(output.begin(), output.end(), model.begin(), model.end());
-  if (end == output.end()) return fail(ErrorCode::kUsage, "{}: the output is the model itself or a folder around it; choose another", o.output.string());
+  if (end == output.end())
+    return fail(ErrorCode::kUsage, "{}: the output is the model itself or a folder around it; choose another",
+                o.output.string());
   return {};
 }
 
@@ -37,8 +46,8 @@ bool declares(const ir::Block& b, const std::string& weight) {
   return std::any_of(b.weights.begin(), b.weights.end(), [&](const ir::WeightDecl& w) { return w.name == weight; });
 }
 
-// Parameters of one block's weights, scales left out; experts at their share k / E when only the active ones count. What
-// tied_to declares too (tied embeddings) is counted there.
+// Parameters of one block's weights, scales left out; experts at their share k / E when only the active ones count.
+// What tied_to declares too (tied embeddings) is counted there.
 double params_of(const ir::Block& b, bool active_only, const ir::Block* tied_to = nullptr) {
   double share = 1;
   for (const ir::Node& n : b.nodes)
@@ -48,7 +57,8 @@ double params_of(const ir::Block& b, bool active_only, const ir::Block* tied_to 
     }
   double sum = 0;
   for (const ir::WeightDecl& w : b.weights)
-    if (w.mark != ir::Mark::kConstant && !(tied_to && declares(*tied_to, w.name))) sum += double(shape_count(w.shape).value_or(0)) * (active_only && w.mark == ir::Mark::kExpert ? share : 1);
+    if (w.mark != ir::Mark::kConstant && !(tied_to && declares(*tied_to, w.name)))
+      sum += double(shape_count(w.shape).value_or(0)) * (active_only && w.mark == ir::Mark::kExpert ? share : 1);
   return sum;
 }
 
@@ -78,9 +88,12 @@ artifact::ModelFacts facts_of(const ir::Graph& g, const Program& p) {
       const artifact::WeightTensor& t = p.weights[size_t(w.tensor)].tensor;
       if (in.layer >= 0 && t.packing != artifact::Packing::kPlain) elements[t.packing] += t.experts * t.n * t.k;
     }
-  const auto most = std::max_element(elements.begin(), elements.end(), [](const auto& a, const auto& b) { return a.second < b.second; });
+  const auto most = std::max_element(elements.begin(), elements.end(),
+                                     [](const auto& a, const auto& b) { return a.second < b.second; });
   const auto packing = most == elements.end() ? artifact::Packing::kPackedF32 : most->first;
-  f.precision = packing == artifact::Packing::kPackedI8 ? "w8a8" : packing == artifact::Packing::kPackedBF16 ? "bf16" : "fp32";
+  f.precision = packing == artifact::Packing::kPackedI8     ? "w8a8"
+                : packing == artifact::Packing::kPackedBF16 ? "bf16"
+                                                            : "fp32";
   return f;
 }
 
@@ -100,8 +113,9 @@ Status refuse_fallbacks(const std::vector<artifact::Fallback>& fallbacks) {
 Status check_space(const Path& output, int64_t needed) {
   MI_TRY(const uint64_t available, free_bytes(output));
   if (uint64_t(needed) > available)
-    return fail(ErrorCode::kEnvironment, "{}: the engine takes about {}, the disk has {} free; free some space or choose another place", output.string(),
-                human_bytes(double(needed)), human_bytes(double(available)));
+    return fail(ErrorCode::kEnvironment,
+                "{}: the engine takes about {}, the disk has {} free; free some space or choose another place",
+                output.string(), human_bytes(double(needed)), human_bytes(double(available)));
   return {};
 }
 
@@ -137,19 +151,22 @@ Result<BuildReport> build_engine(const BuildOptions& o) {
   artifact::Manifest& m = r.manifest;
   m.tool_version = kToolVersion;
   m.options = options_of(o);
-  for (const ir::PassRun& p : passes) m.passes.push_back({p.name, p.skipped, p.changed, p.seconds, p.nodes_before, p.nodes_after});
+  for (const ir::PassRun& p : passes)
+    m.passes.push_back({p.name, p.skipped, p.changed, p.seconds, p.nodes_before, p.nodes_after});
   m.fallbacks = find_fallbacks(graph);
   if (o.strict && !m.fallbacks.empty()) return refuse_fallbacks(m.fallbacks).error();
 
   Program program;
-  if (auto lowered = lower(graph, precision); lowered.ok()) program = std::move(lowered).value();
-  else return lowered.error().with_context(o.model.string());
+  if (auto lowered = lower(graph, precision); lowered.ok())
+    program = std::move(lowered).value();
+  else
+    return lowered.error().with_context(o.model.string());
   m.model = facts_of(graph, program);
   m.default_kv = m.model.precision == "fp32" ? "f32" : "bf16";
   m.caches = program.caches;
   m.memory.activation_bytes_per_token = plan_memory(program.buffers);
   MI_TRY_VOID(verify_memory_plan(program.buffers, m.memory.activation_bytes_per_token));
-  m.memory.kv_bytes_per_token_bf16 = cache_bytes_per_token(m.caches, 2);
+  m.memory.kv_bytes_per_token_bf16 = artifact::kv_bytes_per_token_bf16(m.caches);
   m.buffers = std::move(program.buffers);
   m.program = std::move(program.instrs);
   r.unshared_activation_bytes = unshared_bytes(m.buffers);
@@ -159,12 +176,13 @@ Result<BuildReport> build_engine(const BuildOptions& o) {
   for (const auto& f : mir.files) r.source_bytes += int64_t(f->file().bytes().size());
 
   const int64_t planned = planned_bytes(program.weights);
-  constexpr int64_t kOtherFiles = 64 << 20;      // tokenizer, engine.json, padding of segments
+  constexpr int64_t kOtherFiles = 64 << 20;  // tokenizer, engine.json, padding of segments
   MI_TRY_VOID(check_space(o.output, planned + planned / 64 + kOtherFiles));
   MI_TRY(auto writer, artifact::ArtifactWriter::create(out.path()));
   {
     Progress progress("pack weights", uint64_t(planned), true);
-    if (auto s = emit_weights(mir, program.weights, writer, &progress); !s.ok()) return s.error().with_context(o.model.string());
+    if (auto s = emit_weights(mir, program.weights, writer, &progress); !s.ok())
+      return s.error().with_context(o.model.string());
     progress.done();
   }
   for (const WeightPlan& w : program.weights) m.weights.push_back(w.tensor);

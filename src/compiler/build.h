@@ -1,5 +1,6 @@
 #pragma once
-// MIR directory -> engine directory: passes, lowering, memory plan, packing, reports. The output appears whole or not at all.
+// MIR directory -> engine directory: passes, lowering, memory plan, packing, reports. The output appears whole or not
+// at all.
 
 #include <string>
 #include <vector>
@@ -16,11 +17,11 @@ inline constexpr const char* kToolVersion = "0.1.0";
 struct BuildOptions {
   Path model, output;
   std::string target = "cpu";
-  int opt_level = 2;                          // 0: the graph as it is; 1, 2: fused
-  std::string precision;                      // of float matrices: "" as the model has them, "fp32", "bf16"
-  std::vector<std::string> disabled_passes;   // by name; unknown names are refused
-  bool force = false;                         // replace an existing engine
-  bool strict = false;                        // fail when an op is outside the int8 path of a W8A8 model
+  int opt_level = 2;                         // 0: the graph as it is; 1, 2: fused
+  std::string precision;                     // of float matrices: "" as the model has them, "fp32", "bf16"
+  std::vector<std::string> disabled_passes;  // by name; unknown names are refused
+  bool force = false;                        // replace an existing engine
+  bool strict = false;                       // fail when an op is outside the int8 path of a W8A8 model
   // The KV plan that is printed: tokens per sequence (0: 4096, or what the model allows if that is less) and sequences.
   int64_t plan_seq_len = 0;
   int64_t plan_batch = 32;
@@ -28,15 +29,16 @@ struct BuildOptions {
 
 struct BuildReport {
   artifact::Manifest manifest;
-  int64_t source_bytes = 0;            // of the model's weights
-  int64_t engine_bytes = 0;            // of the whole directory
-  int64_t unshared_activation_bytes = 0, peak_activation_bytes = 0;   // per token: without sharing; the least any plan needs
+  int64_t source_bytes = 0;  // of the model's weights
+  int64_t engine_bytes = 0;  // of the whole directory
+  int64_t unshared_activation_bytes = 0,
+          peak_activation_bytes = 0;  // per token: without sharing; the least any plan needs
   int64_t plan_seq_len = 0, plan_batch = 0;
   double seconds = 0;
 };
 
-// Errors: kUsage for options that make no sense, kBadInput for the model, kEnvironment for lack of space, kCheckFailed for
-// strict with fallbacks (names each).
+// Errors: kUsage for options that make no sense, kBadInput for the model, kEnvironment for lack of space, kCheckFailed
+// for strict with fallbacks (names each).
 Result<BuildReport> build_engine(const BuildOptions& o);
 
 // The targets that build_engine accepts.

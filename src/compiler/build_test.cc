@@ -29,10 +29,12 @@ class Build : public ::testing::Test {
   }
   void TearDown() override { fs::remove_all(dir_); }
 
-  BuildOptions options(const std::string& matrices, const std::function<void(const std::string&, std::vector<float>&)>& change = {}) {
+  BuildOptions options(const std::string& matrices,
+                       const std::function<void(const std::string&, std::vector<float>&)>& change = {}) {
     return options_of_text(testing::tiny_mir(matrices), change);
   }
-  BuildOptions options_of_text(const std::string& text, const std::function<void(const std::string&, std::vector<float>&)>& change = {}) {
+  BuildOptions options_of_text(const std::string& text,
+                               const std::function<void(const std::string&, std::vector<float>&)>& change = {}) {
     BuildOptions o;
     o.model = dir_ / "mir";
     o.output = dir_ / "engine";
@@ -72,10 +74,13 @@ TEST_F(Build, EveryLevelAndFormatOpens) {
       ASSERT_TRUE(r.ok()) << matrices << " O" << level << ": " << r.error().message();
       const auto a = artifact::open_artifact(o.output, true);
       ASSERT_TRUE(a.ok()) << matrices << " O" << level << ": " << a.error().message();
-      EXPECT_EQ(a->manifest.model.precision, std::string(matrices) == "w8a8" ? "w8a8" : std::string(matrices) == "bf16" ? "bf16" : "fp32");
+      EXPECT_EQ(a->manifest.model.precision, std::string(matrices) == "w8a8"   ? "w8a8"
+                                             : std::string(matrices) == "bf16" ? "bf16"
+                                                                               : "fp32");
       EXPECT_EQ(a->manifest.default_kv, a->manifest.model.precision == "fp32" ? "f32" : "bf16");
       EXPECT_EQ(a->manifest.options.at("opt_level"), fmt::format("O{}", level));
-      for (const char* file : {"graph.mir", "report.html", "tokenizer/tokenizer.json"}) EXPECT_TRUE(fs::exists(o.output / file)) << file;
+      for (const char* file : {"graph.mir", "report.html", "tokenizer/tokenizer.json"})
+        EXPECT_TRUE(fs::exists(o.output / file)) << file;
       EXPECT_EQ(a->manifest.passes.size(), ir::passes().size());
       EXPECT_LE(r->peak_activation_bytes, a->manifest.memory.activation_bytes_per_token);
       EXPECT_LT(a->manifest.memory.activation_bytes_per_token, r->unshared_activation_bytes);
@@ -105,7 +110,8 @@ TEST_F(Build, Int8NumbersAreWhereTheLayoutSaysTheyAre) {
   const auto a = artifact::open_artifact(o.output, true);
   ASSERT_TRUE(a.ok());
   // q, k and v of a layer, stacked.
-  const std::vector<std::pair<std::string, int64_t>> parts = {{"layers.1.attn.q.weight", 32}, {"layers.1.attn.k.weight", 16}, {"layers.1.attn.v.weight", 16}};
+  const std::vector<std::pair<std::string, int64_t>> parts = {
+      {"layers.1.attn.q.weight", 32}, {"layers.1.attn.k.weight", 16}, {"layers.1.attn.v.weight", 16}};
   const auto& t = tensor(*a, parts[0].first + "+" + parts[1].first + "+" + parts[2].first);
   const auto* w = reinterpret_cast<const int8_t*>(view_weight(*a, t));
   int64_t row = 0;
@@ -126,7 +132,9 @@ TEST_F(Build, Int8NumbersAreWhereTheLayoutSaysTheyAre) {
   for (int64_t e = 0; e < 6; ++e)
     for (int64_t n = 0; n < 32; ++n) {
       const auto* we = reinterpret_cast<const int8_t*>(view_weight(*a, g) + e * g.expert_stride);
-      for (int64_t k = 0; k < 24; ++k) ASSERT_EQ(we[kernels::packed_index(n, k, 64, 4)], n < 20 ? testing::tiny_int8(g.name, (e * 20 + n) * 24 + k) : 0);
+      for (int64_t k = 0; k < 24; ++k)
+        ASSERT_EQ(we[kernels::packed_index(n, k, 64, 4)],
+                  n < 20 ? testing::tiny_int8(g.name, (e * 20 + n) * 24 + k) : 0);
       EXPECT_EQ(view_scales(*a, g)[e * 32 + n], n < 20 ? testing::tiny_value(g.name + "_scale", e * 20 + n) : 0.0f);
     }
 }
@@ -141,18 +149,24 @@ TEST_F(Build, FloatNumbersByPrecision) {
     const auto a = artifact::open_artifact(o.output, true);
     ASSERT_TRUE(a.ok());
     const bool half = o.precision == "bf16";
-    const std::string name = "layers.0.attn.o.weight", norm = "layers.0.attn.norm.weight", router = "layers.1.moe.router.weight";
+    const std::string name = "layers.0.attn.o.weight", norm = "layers.0.attn.norm.weight",
+                      router = "layers.1.moe.router.weight";
     const auto &t = tensor(*a, name), &v = tensor(*a, norm), &r = tensor(*a, router);
     for (int64_t n = 0; n < t.n; ++n)
       for (int64_t k = 0; k < t.k; ++k) {
         const float source = testing::tiny_value(name, n * t.k + k);
-        const float got = half ? to_f32(BF16{reinterpret_cast<const uint16_t*>(view_weight(*a, t))[kernels::packed_index(n, k, t.k_pad, 2)]})
-                               : reinterpret_cast<const float*>(view_weight(*a, t))[kernels::packed_index(n, k, t.k_pad, 1)];
+        const float got =
+            half ? to_f32(BF16{
+                       reinterpret_cast<const uint16_t*>(view_weight(*a, t))[kernels::packed_index(n, k, t.k_pad, 2)]})
+                 : reinterpret_cast<const float*>(view_weight(*a, t))[kernels::packed_index(n, k, t.k_pad, 1)];
         ASSERT_EQ(got, half ? to_f32(to_bf16(source)) : source);
       }
-    for (int64_t i = 0; i < v.n_pad; ++i) EXPECT_EQ(reinterpret_cast<const float*>(view_weight(*a, v))[i], i < v.n ? testing::tiny_value(norm, i) : 0.0f);
+    for (int64_t i = 0; i < v.n_pad; ++i)
+      EXPECT_EQ(reinterpret_cast<const float*>(view_weight(*a, v))[i], i < v.n ? testing::tiny_value(norm, i) : 0.0f);
     EXPECT_EQ(r.packing, artifact::Packing::kPackedF32);
-    for (int64_t k = 0; k < r.k; ++k) EXPECT_EQ(reinterpret_cast<const float*>(view_weight(*a, r))[kernels::packed_index(3, k, r.k_pad, 1)], testing::tiny_value(router, 3 * 24 + k));
+    for (int64_t k = 0; k < r.k; ++k)
+      EXPECT_EQ(reinterpret_cast<const float*>(view_weight(*a, r))[kernels::packed_index(3, k, r.k_pad, 1)],
+                testing::tiny_value(router, 3 * 24 + k));
   }
 }
 
@@ -218,12 +232,16 @@ TEST_F(Build, AFullDiskIsSaidAndLeavesNothing) {
   const BuildOptions o = options("w8a8");
   const pid_t child = fork();
   if (child == 0) {
-    // Files of this process may not grow beyond 8 KB: what a write sees on a full disk, where nothing else can be filled.
+    // Files of this process may not grow beyond 8 KB: what a write sees on a full disk, where nothing else can be
+    // filled.
     signal(SIGXFSZ, SIG_IGN);
     const rlimit limit{8192, 8192};
     setrlimit(RLIMIT_FSIZE, &limit);
     const auto r = build_engine(o);
-    _exit(!r.ok() && r.error().code() == ErrorCode::kEnvironment && r.error().message().find("cannot write") != std::string::npos ? 0 : 1);
+    _exit(!r.ok() && r.error().code() == ErrorCode::kEnvironment &&
+                  r.error().message().find("cannot write") != std::string::npos
+              ? 0
+              : 1);
   }
   int status = 0;
   waitpid(child, &status, 0);
@@ -233,7 +251,9 @@ TEST_F(Build, AFullDiskIsSaidAndLeavesNothing) {
 
 TEST_F(Build, StrictNamesEachFallback) {
   std::string text = testing::tiny_mir("w8a8");
-  for (const auto& [from, to] : {std::pair<std::string, std::string>{"attn.o.weight : w8a8", "attn.o.weight : bf16"}, {"linear oq, weight=attn.o", "linear o, weight=attn.o"}, {"  oq = quantize o : q8[T, 32]\n", ""}})
+  for (const auto& [from, to] : {std::pair<std::string, std::string>{"attn.o.weight : w8a8", "attn.o.weight : bf16"},
+                                 {"linear oq, weight=attn.o", "linear o, weight=attn.o"},
+                                 {"  oq = quantize o : q8[T, 32]\n", ""}})
     text.replace(text.find(from), from.size(), to);
   BuildOptions o = options_of_text(text);
   o.strict = true;
@@ -262,24 +282,27 @@ TEST_F(Build, KilledAtAnyMomentLeavesNoEngine) {
     int status = 0;
     waitpid(child, &status, 0);
     killed += WIFSIGNALED(status);
-    if (fs::exists(o.output)) {      // the child was done before the signal
+    if (fs::exists(o.output)) {  // the child was done before the signal
       EXPECT_TRUE(artifact::open_artifact(o.output, true).ok());
       fs::remove_all(o.output);
     }
   }
   EXPECT_GT(killed, 0);
-  ASSERT_TRUE(build_engine(o).ok());      // and the next run clears what they left
+  ASSERT_TRUE(build_engine(o).ok());  // and the next run clears what they left
   EXPECT_EQ(names_in_dir(), (std::vector<std::string>{"engine", "mir"}));
 }
 
 TEST_F(Build, ReportCountsParameters) {
   const auto r = build_engine(options("bf16"));
   ASSERT_TRUE(r.ok());
-  const int64_t attention = 24 + (32 + 16 + 16) * 24 + 24 * 32, dense = 24 + 80 * 24 + 24 * 40, router = 24 + 6 * 24, expert = 3 * 20 * 24, ends = 50 * 24 + 24 + 50 * 24;
+  const int64_t attention = 24 + (32 + 16 + 16) * 24 + 24 * 32, dense = 24 + 80 * 24 + 24 * 40, router = 24 + 6 * 24,
+                expert = 3 * 20 * 24, ends = 50 * 24 + 24 + 50 * 24;
   EXPECT_EQ(r->manifest.model.total_params, 3 * attention + dense + 2 * (router + 6 * expert) + ends);
   EXPECT_EQ(r->manifest.model.active_params, 3 * attention + dense + 2 * (router + 2 * expert) + ends);
   const std::string text = report_text(*r);
-  EXPECT_NE(text.find("2 x 3 layers x 2 KV heads x 8 x 128 tokens x 32 sequences x 2 bytes = 786.43 kB"), std::string::npos) << text;
+  EXPECT_NE(text.find("2 x 3 layers x 2 KV heads x 8 x 128 tokens x 32 sequences x 2 bytes = 786.43 kB"),
+            std::string::npos)
+      << text;
 }
 
 }  // namespace

@@ -39,8 +39,8 @@ std::vector<Source> open_sources(const ir::MirDir& mir, const WeightPlan& plan) 
   return sources;
 }
 
-// True when an element's exponent is all ones: an infinity or a NaN. Written without an early end, so that it vectorizes:
-// every number of a model passes here.
+// True when an element's exponent is all ones: an infinity or a NaN. Written without an early end, so that it
+// vectorizes: every number of a model passes here.
 template <typename Bits>
 bool any_not_finite(const Bits* v, int64_t count, Bits exponent) {
   uint32_t found = 0;
@@ -51,16 +51,20 @@ bool any_not_finite(const Bits* v, int64_t count, Bits exponent) {
 // Elements [first, first + count) of v, a tensor of s, are finite.
 Status check_finite(const Source& s, const TensorView& v, int64_t first, int64_t count) {
   const std::byte* at = v.data + size_t(first) * dtype_bytes(v.dtype);
-  const bool bad = v.dtype == DType::kF32    ? any_not_finite(reinterpret_cast<const uint32_t*>(at), count, uint32_t(0x7f800000))
-                   : v.dtype == DType::kBF16 ? any_not_finite(reinterpret_cast<const uint16_t*>(at), count, uint16_t(0x7f80))
-                                             : any_not_finite(reinterpret_cast<const uint16_t*>(at), count, uint16_t(0x7c00));
+  const bool bad =
+      v.dtype == DType::kF32    ? any_not_finite(reinterpret_cast<const uint32_t*>(at), count, uint32_t(0x7f800000))
+      : v.dtype == DType::kBF16 ? any_not_finite(reinterpret_cast<const uint16_t*>(at), count, uint16_t(0x7f80))
+                                : any_not_finite(reinterpret_cast<const uint16_t*>(at), count, uint16_t(0x7c00));
   if (!bad) return {};
   for (int64_t i = 0;; ++i) {
     float f = 0;
     convert_to_f32(at + size_t(i) * dtype_bytes(v.dtype), v.dtype, &f, 1);
     if (!std::isfinite(f))
-      return bad_input("tensor '{}{}' of shape {} has {} at element {}: the checkpoint is damaged; export it again from an intact copy", s.name,
-                       v.data == s.scale.data ? "_scale" : "", shape_text(v.shape), std::isnan(f) ? "a NaN" : "an infinity", first + i);
+      return bad_input(
+          "tensor '{}{}' of shape {} has {} at element {}: the checkpoint is damaged; export it again from an intact "
+          "copy",
+          s.name, v.data == s.scale.data ? "_scale" : "", shape_text(v.shape), std::isnan(f) ? "a NaN" : "an infinity",
+          first + i);
   }
 }
 
@@ -71,11 +75,14 @@ Status read_floats(const Source& s, const TensorView& v, int64_t first, int64_t 
   return {};
 }
 
-std::span<const std::byte> as_bytes(const void* p, int64_t bytes) { return {static_cast<const std::byte*>(p), size_t(bytes)}; }
+std::span<const std::byte> as_bytes(const void* p, int64_t bytes) {
+  return {static_cast<const std::byte*>(p), size_t(bytes)};
+}
 
 class Emitter {
  public:
-  Emitter(const ir::MirDir& mir, artifact::ArtifactWriter& out, Progress* progress) : mir_(mir), out_(out), progress_(progress) {}
+  Emitter(const ir::MirDir& mir, artifact::ArtifactWriter& out, Progress* progress)
+      : mir_(mir), out_(out), progress_(progress) {}
 
   Status emit(WeightPlan& plan) {
     WeightTensor& t = plan.tensor;
@@ -118,7 +125,8 @@ class Emitter {
         kernels::colsum_i8(w, n, t.k, colsums_.data() + e * t.n_pad + begin);
         MI_TRY_VOID(read_floats(s, s.scale, e * s.n + begin - s.row_offset, n, scales_.data() + e * t.n_pad + begin));
         for (int64_t i = 0; i < n; ++i)
-          if (scales_[size_t(e * t.n_pad + begin + i)] < 0) return bad_input("tensor '{}_scale' has a negative scale: quantize the model again", s.name);
+          if (scales_[size_t(e * t.n_pad + begin + i)] < 0)
+            return bad_input("tensor '{}_scale' has a negative scale: quantize the model again", s.name);
         continue;
       }
       MI_TRY_VOID(pack_floats(t, s, first, n, begin - r0));
@@ -129,7 +137,7 @@ class Emitter {
   // n rows of s from element `first` on, to row `at` of chunk_.
   Status pack_floats(const WeightTensor& t, const Source& s, int64_t first, int64_t n, int64_t at) {
     const std::byte* w = s.data.data + size_t(first) * dtype_bytes(s.data.dtype);
-    if (s.data.dtype == t.dtype) {      // the common case: straight from the mapped file
+    if (s.data.dtype == t.dtype) {  // the common case: straight from the mapped file
       MI_TRY_VOID(check_finite(s, s.data, first, n * t.k));
     } else {
       floats_.resize(size_t(n * t.k));
@@ -137,8 +145,10 @@ class Emitter {
       w = reinterpret_cast<const std::byte*>(floats_.data());
       if (t.dtype == DType::kBF16) w = reinterpret_cast<const std::byte*>(round_to_bf16(floats_));
     }
-    if (t.packing == Packing::kPackedF32) kernels::pack_f32(reinterpret_cast<const float*>(w), n, t.k, reinterpret_cast<float*>(chunk_.data()), at);
-    else kernels::pack_bf16(reinterpret_cast<const uint16_t*>(w), n, t.k, reinterpret_cast<uint16_t*>(chunk_.data()), at);
+    if (t.packing == Packing::kPackedF32)
+      kernels::pack_f32(reinterpret_cast<const float*>(w), n, t.k, reinterpret_cast<float*>(chunk_.data()), at);
+    else
+      kernels::pack_bf16(reinterpret_cast<const uint16_t*>(w), n, t.k, reinterpret_cast<uint16_t*>(chunk_.data()), at);
     return {};
   }
   const uint16_t* round_to_bf16(const std::vector<float>& v) {
@@ -153,7 +163,8 @@ class Emitter {
       colsums_.assign(size_t(t.experts * t.n_pad), 0);
     }
     const int64_t row_bytes = t.k_pad * artifact::packed_elem_bytes(t.packing);
-    const int64_t rows_per_chunk = std::max<int64_t>(kernels::kNTile, kChunkBytes / row_bytes / kernels::kNTile * kernels::kNTile);
+    const int64_t rows_per_chunk =
+        std::max<int64_t>(kernels::kNTile, kChunkBytes / row_bytes / kernels::kNTile * kernels::kNTile);
     for (int64_t e = 0; e < t.experts; ++e)
       for (int64_t r = 0; r < t.n_pad; r += rows_per_chunk) {
         const int64_t rows = std::min(rows_per_chunk, t.n_pad - r);
@@ -170,7 +181,7 @@ class Emitter {
   // Vectors (stacked per expert, zero padding) and the embedding table.
   Status emit_plain(const WeightTensor& t, const std::vector<Source>& sources) {
     const int64_t elem = int64_t(dtype_bytes(t.dtype));
-    const std::vector<float> padding(size_t(t.n_pad - t.n), 0.0f);      // vectors only: a table has none
+    const std::vector<float> padding(size_t(t.n_pad - t.n), 0.0f);  // vectors only: a table has none
     const int64_t rows_per_chunk = std::max<int64_t>(1, kChunkBytes / (t.k * 4));
     for (int64_t e = 0; e < t.experts; ++e) {
       for (const Source& s : sources)
@@ -202,7 +213,8 @@ class Emitter {
 }  // namespace
 
 int64_t stored_bytes(const WeightTensor& t) {
-  const int64_t per_column = t.packing == Packing::kPackedI8 ? 2 * artifact::round_up(t.experts * t.n_pad * 4, artifact::kAlign) : 0;
+  const int64_t per_column =
+      t.packing == Packing::kPackedI8 ? 2 * artifact::round_up(t.experts * t.n_pad * 4, artifact::kAlign) : 0;
   return artifact::round_up(t.bytes, artifact::kAlign) + per_column;
 }
 
@@ -212,7 +224,8 @@ int64_t planned_bytes(const std::vector<WeightPlan>& weights) {
   return sum;
 }
 
-Status emit_weights(const ir::MirDir& mir, std::vector<WeightPlan>& weights, artifact::ArtifactWriter& out, Progress* progress) {
+Status emit_weights(const ir::MirDir& mir, std::vector<WeightPlan>& weights, artifact::ArtifactWriter& out,
+                    Progress* progress) {
   Emitter emitter(mir, out, progress);
   for (WeightPlan& w : weights) MI_TRY_VOID(emitter.emit(w));
   return {};

@@ -1,7 +1,7 @@
 #pragma once
-// Fills weights.bin: matrices into the packed layout (kernels/gemm/pack.h), vectors as padded floats, the embedding table as
-// it is. Memory is bounded by one block of rows of one matrix (kChunkBytes), whatever the size of the model; source pages are
-// given back once read.
+// Fills weights.bin: matrices into the packed layout (kernels/gemm/pack.h), vectors as padded floats, the embedding
+// table as it is. Memory is bounded by one block of rows of one matrix (kChunkBytes), whatever the size of the model;
+// source pages are given back once read.
 
 #include "artifact/writer.h"
 #include "base/util.h"
@@ -17,8 +17,9 @@ int64_t planned_bytes(const std::vector<WeightPlan>& weights);
 // Bytes of one tensor with scales and column sums.
 int64_t stored_bytes(const artifact::WeightTensor& t);
 
-// Writes every tensor in order and fills its offsets. Errors: a number that is not finite (names tensor and place), a scale
-// below 0, disk full.
-Status emit_weights(const ir::MirDir& mir, std::vector<WeightPlan>& weights, artifact::ArtifactWriter& out, Progress* progress);
+// Writes every tensor in order and fills its offsets. Errors: a number that is not finite (names tensor and place), a
+// scale below 0, disk full.
+Status emit_weights(const ir::MirDir& mir, std::vector<WeightPlan>& weights, artifact::ArtifactWriter& out,
+                    Progress* progress);
 
 }  // namespace mi::compiler

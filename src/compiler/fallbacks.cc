@@ -8,11 +8,16 @@ namespace mi::compiler {
 namespace {
 
 bool is_int8_model(const ir::Graph& g) {
-  auto has = [](const ir::Block& b) { return std::any_of(b.weights.begin(), b.weights.end(), [](const ir::WeightDecl& w) { return w.format == ir::WeightFormat::kW8A8; }); };
+  auto has = [](const ir::Block& b) {
+    return std::any_of(b.weights.begin(), b.weights.end(),
+                       [](const ir::WeightDecl& w) { return w.format == ir::WeightFormat::kW8A8; });
+  };
   return has(g.prologue) || has(g.epilogue) || std::any_of(g.blocks.begin(), g.blocks.end(), has);
 }
 
-bool float_by_design(ir::Mark m) { return m == ir::Mark::kRouter || m == ir::Mark::kHead || m == ir::Mark::kIndex || m == ir::Mark::kSharedGate; }
+bool float_by_design(ir::Mark m) {
+  return m == ir::Mark::kRouter || m == ir::Mark::kHead || m == ir::Mark::kIndex || m == ir::Mark::kSharedGate;
+}
 
 bool multiplies(Op op, Role role) {
   if (op == Op::kLinear || op == Op::kExpertLinear) return role == Role::kWeight;
@@ -31,7 +36,8 @@ void find_in(const ir::Block& b, std::vector<artifact::Fallback>* out) {
         artifact::Fallback f;
         f.where = b.layers.empty() ? d.name : fmt::format("layers {}: {}", layers_text(b.layers), d.name);
         f.what = fmt::format("{} product in float instead of int8", op_name(n.op));
-        f.why = fmt::format("the matrix {} is stored as {} while the model is W8A8", shape_text(d.shape), dtype_name(d.dtype));
+        f.why = fmt::format("the matrix {} is stored as {} while the model is W8A8", shape_text(d.shape),
+                            dtype_name(d.dtype));
         f.fix = "quantize it: take it out of sensitive_layers, or choose a checkpoint that has it in int8";
         out->push_back(std::move(f));
       }

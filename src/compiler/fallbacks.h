@@ -1,7 +1,7 @@
 #pragma once
 // Matrix products of a W8A8 model that are not int8: each is a place where the engine is slower than it could be, and a
-// surprise if nobody says it. The router, the head, the block index and a shared expert's one-column gate are float by design and
-// do not count.
+// surprise if nobody says it. The router, the head, the block index and a shared expert's one-column gate are float by
+// design and do not count.
 
 #include <vector>
 

@@ -19,24 +19,29 @@ using artifact::WeightTensor;
 static_assert(artifact::kPackN == kernels::kNTile && artifact::kPackK == kernels::kKPad);
 
 bool is_matrix(Op op, Role role) {
-  return (role == Role::kWeight && (op == Op::kLinear || op == Op::kExpertLinear)) || role == Role::kGate || role == Role::kUp || role == Role::kDown;
+  return (role == Role::kWeight && (op == Op::kLinear || op == Op::kExpertLinear)) || role == Role::kGate ||
+         role == Role::kUp || role == Role::kDown;
 }
 
 // Index into a node's inputs of the value that is added at the end, -1 if there is none.
 int32_t residual_of(const ir::Node& n) {
-  const size_t first = n.op == Op::kLinear ? 1 : n.op == Op::kExpertCombine || n.op == Op::kGroupedExperts ? 2 : SIZE_MAX;
+  const size_t first = n.op == Op::kLinear                                         ? 1
+                       : n.op == Op::kExpertCombine || n.op == Op::kGroupedExperts ? 2
+                                                                                   : SIZE_MAX;
   return n.in.size() > first ? int32_t(first) : -1;
 }
 
 DType common_float(const ir::Block& b, const ir::WeightUse& u) {
-  const bool all_bf16 = std::all_of(u.weights.begin(), u.weights.end(), [&](int32_t w) { return b.weights[size_t(w)].dtype == DType::kBF16; });
+  const bool all_bf16 = std::all_of(u.weights.begin(), u.weights.end(),
+                                    [&](int32_t w) { return b.weights[size_t(w)].dtype == DType::kBF16; });
   return all_bf16 ? DType::kBF16 : DType::kF32;
 }
 
 Packing choose_packing(const ir::Block& b, const ir::WeightUse& u, FloatPrecision p) {
   const ir::WeightDecl& first = b.weights[size_t(u.weights[0])];
   if (first.format == ir::WeightFormat::kW8A8) return Packing::kPackedI8;
-  const bool router = std::any_of(u.weights.begin(), u.weights.end(), [&](int32_t w) { return b.weights[size_t(w)].mark == ir::Mark::kRouter; });
+  const bool router = std::any_of(u.weights.begin(), u.weights.end(),
+                                  [&](int32_t w) { return b.weights[size_t(w)].mark == ir::Mark::kRouter; });
   if (router || p == FloatPrecision::kFp32) return Packing::kPackedF32;
   if (p == FloatPrecision::kBf16 || common_float(b, u) == DType::kBF16) return Packing::kPackedBF16;
   return Packing::kPackedF32;
@@ -83,9 +88,11 @@ class Lowering {
     }
     MI_CHECK_EQ(b.outputs.size(), size_t(1));
     const Operand y = values[size_t(b.outputs[0])];
-    const auto maker = std::find_if(out_.instrs.begin() + ptrdiff_t(begin), out_.instrs.end(), [&](const Instr& i) { return !i.out.empty() && i.out[0].buffer == y.buffer; });
+    const auto maker = std::find_if(out_.instrs.begin() + ptrdiff_t(begin), out_.instrs.end(),
+                                    [&](const Instr& i) { return !i.out.empty() && i.out[0].buffer == y.buffer; });
     if (maker == out_.instrs.end() || maker->out[0].type != y.type)
-      return bad_input("block '{}': its output '{}' is not a value that one of its nodes makes", b.name, b.values[size_t(b.outputs[0])].name);
+      return bad_input("block '{}': its output '{}' is not a value that one of its nodes makes", b.name,
+                       b.values[size_t(b.outputs[0])].name);
     if (&b != &g_.epilogue) maker->layer_output = true;
     return y;
   }
@@ -98,18 +105,22 @@ class Lowering {
     in.params = n.params;
     in.residual = residual_of(n);
     in.name = b.values[size_t(n.out[0])].name;
-    int64_t pair_rows = 1;      // rows per token of the pair values of this node
+    int64_t pair_rows = 1;  // rows per token of the pair values of this node
     for (ir::ValueId v : n.in) {
       const Operand& o = (*values)[size_t(v)];
       in.in.push_back(o);
       if (o.buffer >= 0) out_.buffers[size_t(o.buffer)].last_instr = index;
-      if (o.type.elem == Elem::kRoute) pair_rows = o.type.cols;
-      else if (o.type.rows == Rows::kPair) pair_rows = out_.buffers[size_t(o.buffer)].rows_per_token;
+      if (o.type.elem == Elem::kRoute)
+        pair_rows = o.type.cols;
+      else if (o.type.rows == Rows::kPair)
+        pair_rows = out_.buffers[size_t(o.buffer)].rows_per_token;
     }
     for (ir::ValueId v : n.out) {
       const ir::Value& value = b.values[size_t(v)];
       Operand o{-1, 0, value.type};
-      if (value.type.elem != Elem::kState) o.buffer = buffer(ir::full_name(value.name, layer), value.type, value.type.rows == Rows::kPair ? pair_rows : 1, index);
+      if (value.type.elem != Elem::kState)
+        o.buffer =
+            buffer(ir::full_name(value.name, layer), value.type, value.type.rows == Rows::kPair ? pair_rows : 1, index);
       (*values)[size_t(v)] = o;
       in.out.push_back(o);
     }
@@ -136,7 +147,9 @@ class Lowering {
     for (const auto& w : in.weights)
       if (w.role == Role::kDown) down = &out_.weights[size_t(w.tensor)].tensor;
     MI_CHECK(down != nullptr);
-    const auto format = down->packing == Packing::kPackedI8 ? kernels::GemmFormat::kI8 : down->packing == Packing::kPackedBF16 ? kernels::GemmFormat::kBF16 : kernels::GemmFormat::kF32;
+    const auto format = down->packing == Packing::kPackedI8     ? kernels::GemmFormat::kI8
+                        : down->packing == Packing::kPackedBF16 ? kernels::GemmFormat::kBF16
+                                                                : kernels::GemmFormat::kF32;
     const int64_t bytes = kernels::grouped_scratch_bytes_per_token(k, down->n, down->k, format);
     return buffer(ir::full_name(in.name + ".scratch", layer), ValueType{Rows::kToken, bytes / 4, Elem::kF32}, 1, index);
   }
@@ -150,7 +163,7 @@ class Lowering {
       plan.sources.push_back(ir::full_name(d.name, layer));
       t.name += (t.name.empty() ? "" : "+") + plan.sources.back();
       const bool matrix = is_matrix(n.op, u.role) || n.op == Op::kEmbed;
-      const size_t inner = matrix ? 2 : 1;      // dimensions without the experts'
+      const size_t inner = matrix ? 2 : 1;  // dimensions without the experts'
       MI_CHECK(d.shape.size() == inner || d.shape.size() == inner + 1, "{} {}", d.name, shape_text(d.shape));
       t.experts = d.shape.size() > inner ? d.shape[0] : 1;
       t.k = matrix ? d.shape.back() : 1;
@@ -159,7 +172,9 @@ class Lowering {
     t.n = rows;
     if (is_matrix(n.op, u.role)) {
       t.packing = choose_packing(b, u, precision_);
-      t.dtype = t.packing == Packing::kPackedI8 ? DType::kI8 : t.packing == Packing::kPackedBF16 ? DType::kBF16 : DType::kF32;
+      t.dtype = t.packing == Packing::kPackedI8     ? DType::kI8
+                : t.packing == Packing::kPackedBF16 ? DType::kBF16
+                                                    : DType::kF32;
       t.n_pad = kernels::pad_n(t.n);
       t.k_pad = kernels::pad_k(t.k);
     } else if (n.op == Op::kEmbed && t.k > 1) {
@@ -206,7 +221,7 @@ class Lowering {
   const ir::Graph& g_;
   const FloatPrecision precision_;
   Program out_;
-  std::map<std::string, int32_t> known_;      // source names and packing -> index into out_.weights
+  std::map<std::string, int32_t> known_;  // source names and packing -> index into out_.weights
 };
 
 }  // namespace

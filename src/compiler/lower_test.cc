@@ -58,20 +58,23 @@ epilogue {
   r = select_rows x : f32[L, 8]
   out = linear r, weight=head : f32[L, 20]
   output out
-})"), FloatPrecision::kKeep);
+})"),
+                       FloatPrecision::kKeep);
   ASSERT_TRUE(p.ok()) << p.error().message();
   EXPECT_EQ(artifact::program_text(as_manifest(*p)),
             "embed -> x  weight=embed  (layer output)\n"
             "layer 0: linear x -> layers.0.ab  weight=layers.0.a.weight+layers.0.b.weight\n"
             "layer 0: linear layers.0.ab[8:14], x -> layers.0.y  weight=layers.0.c.weight  (residual 1, layer output)\n"
             "layer 1: linear layers.0.y -> layers.1.ab  weight=layers.1.a.weight+layers.1.b.weight\n"
-            "layer 1: linear layers.1.ab[8:14], layers.0.y -> layers.1.y  weight=layers.1.c.weight  (residual 1, layer output)\n"
+            "layer 1: linear layers.1.ab[8:14], layers.0.y -> layers.1.y  weight=layers.1.c.weight  (residual 1, layer "
+            "output)\n"
             "select_rows layers.1.y -> r\n"
             "linear r -> out  weight=head\n");
   // Lifetimes: a slice keeps its source alive, the logits live to the end.
   const std::pair<int32_t, int32_t> lives[] = {{0, 2}, {1, 2}, {2, 4}, {3, 4}, {4, 5}, {5, 6}, {6, 6}};
   ASSERT_EQ(p->buffers.size(), std::size(lives));
-  for (size_t i = 0; i < std::size(lives); ++i) EXPECT_EQ(std::pair(p->buffers[i].first_instr, p->buffers[i].last_instr), lives[i]) << p->buffers[i].name;
+  for (size_t i = 0; i < std::size(lives); ++i)
+    EXPECT_EQ(std::pair(p->buffers[i].first_instr, p->buffers[i].last_instr), lives[i]) << p->buffers[i].name;
   const auto& ab = p->weights[1].tensor;
   EXPECT_EQ(ab.n, 16);
   EXPECT_EQ(ab.k_pad, 64);
@@ -87,7 +90,8 @@ TEST(Lower, PackingFollowsFormatPrecisionAndMark) {
     MI_CHECK(false, "{}", name);
   };
   using artifact::Packing;
-  const std::string o = "layers.0.attn.o.weight", router = "layers.1.moe.router.weight", norm = "norm.weight", embed = "embed.weight";
+  const std::string o = "layers.0.attn.o.weight", router = "layers.1.moe.router.weight", norm = "norm.weight",
+                    embed = "embed.weight";
   EXPECT_EQ(packing("w8a8", FloatPrecision::kKeep, o).packing, Packing::kPackedI8);
   EXPECT_EQ(packing("w8a8", FloatPrecision::kFp32, o).packing, Packing::kPackedI8);
   EXPECT_EQ(packing("bf16", FloatPrecision::kKeep, o).packing, Packing::kPackedBF16);
@@ -100,7 +104,8 @@ TEST(Lower, PackingFollowsFormatPrecisionAndMark) {
     EXPECT_EQ(packing("bf16", p, norm).dtype, DType::kF32);
     EXPECT_EQ(packing("bf16", p, norm).packing, Packing::kPlain);
   }
-  EXPECT_EQ(packing("bf16", FloatPrecision::kFp32, embed).dtype, DType::kBF16);      // widening it would cost memory and change nothing
+  EXPECT_EQ(packing("bf16", FloatPrecision::kFp32, embed).dtype,
+            DType::kBF16);  // widening it would cost memory and change nothing
   EXPECT_EQ(packing("f16", FloatPrecision::kKeep, embed).dtype, DType::kF32);
   EXPECT_EQ(packing("bf16", FloatPrecision::kKeep, "layers.2.moe.experts.down.weight").experts, 6);
 }
@@ -110,9 +115,10 @@ TEST(Lower, PairRowsCachesAndSharedVectors) {
   ASSERT_TRUE(p.ok()) << p.error().message();
   EXPECT_EQ(p->max_k, 2);
   ASSERT_EQ(p->caches.size(), size_t(3));
-  for (const auto& c : p->caches) EXPECT_EQ(std::tuple(c.kv_heads, c.k_dim, c.v_dim, c.index_dim, c.window), std::tuple(2, 8, 8, 0, 0));
+  for (const auto& c : p->caches)
+    EXPECT_EQ(std::tuple(c.kv_heads, c.k_dim, c.v_dim, c.index_dim, c.window), std::tuple(2, 8, 8, 0, 0));
   for (const auto& b : p->buffers) EXPECT_EQ(b.rows_per_token, b.type.rows == Rows::kPair ? 2 : 1) << b.name;
-  int inv_freq = 0;      // read by two ropes of a layer, stored once
+  int inv_freq = 0;  // read by two ropes of a layer, stored once
   for (const auto& w : p->weights) inv_freq += w.tensor.name == "layers.0.attn.inv_freq";
   EXPECT_EQ(inv_freq, 1);
   for (const auto& i : p->instrs) EXPECT_NE(i.op, Op::kSlice);
@@ -127,10 +133,14 @@ TEST(Lower, AWindowBelongsToTheCache) {
 }
 
 TEST(Lower, RefusesAnOutputThatIsAPart) {
-  const auto text = replaced(testing::tiny_mir("bf16"), "x3 = add x2, d : f32[T, 24]\n  output x3", "x3 = add x2, d : f32[T, 24]\n  z = slice x3 {start=0 len=24} : f32[T, 24]\n  output z");
-  EXPECT_TRUE(lower(graph(text), FloatPrecision::kKeep).ok());      // the whole value under another name
-  const auto part = replaced(testing::tiny_mir("bf16"), "d = linear h, weight=mlp.down.weight : f32[T, 24]\n  x3 = add x2, d : f32[T, 24]\n  output x3",
-                             "d = linear h, weight=mlp.down.weight : f32[T, 24]\n  x3 = add x2, d : f32[T, 24]\n  z = slice gu {start=3 len=24} : f32[T, 24]\n  output z");
+  const auto text = replaced(testing::tiny_mir("bf16"), "x3 = add x2, d : f32[T, 24]\n  output x3",
+                             "x3 = add x2, d : f32[T, 24]\n  z = slice x3 {start=0 len=24} : f32[T, 24]\n  output z");
+  EXPECT_TRUE(lower(graph(text), FloatPrecision::kKeep).ok());  // the whole value under another name
+  const auto part =
+      replaced(testing::tiny_mir("bf16"),
+               "d = linear h, weight=mlp.down.weight : f32[T, 24]\n  x3 = add x2, d : f32[T, 24]\n  output x3",
+               "d = linear h, weight=mlp.down.weight : f32[T, 24]\n  x3 = add x2, d : f32[T, 24]\n  z = slice gu "
+               "{start=3 len=24} : f32[T, 24]\n  output z");
   const auto p = lower(graph(part), FloatPrecision::kKeep);
   ASSERT_FALSE(p.ok());
   EXPECT_NE(p.error().message().find("block 'dense'"), std::string::npos) << p.error().message();
@@ -145,11 +155,12 @@ TEST(Precision, Names) {
 }
 
 TEST(Fallbacks, FloatMatricesOfAnInt8Model) {
-  EXPECT_TRUE(find_fallbacks(graph(testing::tiny_mir("bf16"))).empty());      // not an int8 model
-  EXPECT_TRUE(find_fallbacks(graph(testing::tiny_mir("w8a8"))).empty());      // router and head are float by design
+  EXPECT_TRUE(find_fallbacks(graph(testing::tiny_mir("bf16"))).empty());  // not an int8 model
+  EXPECT_TRUE(find_fallbacks(graph(testing::tiny_mir("w8a8"))).empty());  // router and head are float by design
   auto text = testing::tiny_mir("w8a8");
   const size_t moe = text.find("block moe");
-  text = text.substr(0, moe) + replaced(replaced(text.substr(moe), "attn.o.weight : w8a8", "attn.o.weight : bf16"), "linear oq, weight=attn.o", "linear o, weight=attn.o");
+  text = text.substr(0, moe) + replaced(replaced(text.substr(moe), "attn.o.weight : w8a8", "attn.o.weight : bf16"),
+                                        "linear oq, weight=attn.o", "linear o, weight=attn.o");
   const auto f = find_fallbacks(graph(text));
   ASSERT_EQ(f.size(), size_t(1));
   EXPECT_EQ(f[0].where, "layers 1-2: attn.o.weight");

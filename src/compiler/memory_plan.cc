@@ -7,28 +7,33 @@ namespace mi::compiler {
 namespace {
 
 int64_t size_of(const artifact::Buffer& b) { return b.row_stride * b.rows_per_token; }
-bool together(const artifact::Buffer& a, const artifact::Buffer& b) { return a.first_instr <= b.last_instr && b.first_instr <= a.last_instr; }
+bool together(const artifact::Buffer& a, const artifact::Buffer& b) {
+  return a.first_instr <= b.last_instr && b.first_instr <= a.last_instr;
+}
 
 }  // namespace
 
 int64_t plan_memory(std::vector<artifact::Buffer>& buffers) {
   std::vector<size_t> order(buffers.size());
   std::iota(order.begin(), order.end(), size_t(0));
-  std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return size_of(buffers[a]) > size_of(buffers[b]); });
+  std::stable_sort(order.begin(), order.end(),
+                   [&](size_t a, size_t b) { return size_of(buffers[a]) > size_of(buffers[b]); });
 
   int64_t arena = 0;
-  std::vector<const artifact::Buffer*> placed;      // by offset
+  std::vector<const artifact::Buffer*> placed;  // by offset
   for (size_t i : order) {
     artifact::Buffer& b = buffers[i];
     int64_t at = 0;
     for (const artifact::Buffer* p : placed) {
       if (!together(*p, b)) continue;
-      if (p->offset_per_token - at >= size_of(b)) break;      // the gap before p is large enough
+      if (p->offset_per_token - at >= size_of(b)) break;  // the gap before p is large enough
       at = std::max(at, p->offset_per_token + size_of(*p));
     }
     b.offset_per_token = at;
     arena = std::max(arena, at + size_of(b));
-    placed.insert(std::upper_bound(placed.begin(), placed.end(), at, [](int64_t v, const artifact::Buffer* p) { return v < p->offset_per_token; }), &b);
+    placed.insert(std::upper_bound(placed.begin(), placed.end(), at,
+                                   [](int64_t v, const artifact::Buffer* p) { return v < p->offset_per_token; }),
+                  &b);
   }
   return arena;
 }

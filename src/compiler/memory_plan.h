@@ -10,8 +10,8 @@
 
 namespace mi::compiler {
 
-// Sets offset_per_token of every buffer (multiples of 64) and returns the arena's bytes per token. Largest first, each at the
-// lowest offset that is free during its whole lifetime. Deterministic.
+// Sets offset_per_token of every buffer (multiples of 64) and returns the arena's bytes per token. Largest first, each
+// at the lowest offset that is free during its whole lifetime. Deterministic.
 int64_t plan_memory(std::vector<artifact::Buffer>& buffers);
 
 // The sum of the buffers' sizes: what the arena would take without sharing.
@@ -19,8 +19,8 @@ int64_t unshared_bytes(const std::vector<artifact::Buffer>& buffers);
 // The most bytes alive at one instruction: no plan can be smaller.
 int64_t peak_bytes(const std::vector<artifact::Buffer>& buffers);
 
-// The planner's judge, written apart from it (memory_plan_verify.cc): compares every pair of buffers. The error names the two
-// that are alive together and share bytes, or the one that leaves the arena.
+// The planner's judge, written apart from it (memory_plan_verify.cc): compares every pair of buffers. The error names
+// the two that are alive together and share bytes, or the one that leaves the arena.
 Status verify_memory_plan(const std::vector<artifact::Buffer>& buffers, int64_t arena_bytes_per_token);
 
 }  // namespace mi::compiler

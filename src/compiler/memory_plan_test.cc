@@ -20,8 +20,10 @@ std::vector<artifact::Buffer> random_buffers(uint64_t seed) {
   std::vector<artifact::Buffer> buffers;
   const uint64_t count = 1 + random_u64(seed, 0) % 60, instrs = 1 + random_u64(seed, 1) % 80;
   for (uint64_t i = 0; i < count; ++i) {
-    const uint64_t first = random_u64(seed, 10 * i + 2) % instrs, length = random_u64(seed, 10 * i + 3) % (random_u64(seed, 10 * i + 4) % 4 == 0 ? instrs : 5);
-    buffers.push_back(buffer(64 * int64_t(1 + random_u64(seed, 10 * i + 5) % 100), int32_t(first), int32_t(std::min(instrs - 1, first + length))));
+    const uint64_t first = random_u64(seed, 10 * i + 2) % instrs,
+                   length = random_u64(seed, 10 * i + 3) % (random_u64(seed, 10 * i + 4) % 4 == 0 ? instrs : 5);
+    buffers.push_back(buffer(64 * int64_t(1 + random_u64(seed, 10 * i + 5) % 100), int32_t(first),
+                             int32_t(std::min(instrs - 1, first + length))));
     buffers.back().rows_per_token = 1 + int64_t(random_u64(seed, 10 * i + 6) % 8);
   }
   return buffers;
@@ -39,7 +41,7 @@ TEST(MemoryPlan, RandomLifetimesNeverOverlap) {
     unshared += double(unshared_bytes(buffers));
     planned += double(arena) / double(peak_bytes(buffers));
   }
-  EXPECT_LT(planned / 500, 1.2);      // first fit by size stays near the least possible
+  EXPECT_LT(planned / 500, 1.2);  // first fit by size stays near the least possible
 }
 
 TEST(MemoryPlan, AChainNeedsTwoBuffers) {
@@ -57,10 +59,13 @@ TEST(MemoryPlan, VerifierFindsEveryPlantedOverlap) {
     const int64_t arena = plan_memory(buffers);
     for (size_t i = 0; i < buffers.size(); ++i)
       for (size_t j = 0; j < buffers.size(); ++j) {
-        if (i == j || buffers[i].first_instr > buffers[j].last_instr || buffers[j].first_instr > buffers[i].last_instr) continue;
+        if (i == j || buffers[i].first_instr > buffers[j].last_instr || buffers[j].first_instr > buffers[i].last_instr)
+          continue;
         auto broken = buffers;
-        broken[i].offset_per_token = broken[j].offset_per_token + broken[j].row_stride * broken[j].rows_per_token - 64;      // shares the last line
-        ASSERT_FALSE(verify_memory_plan(broken, int64_t(1) << 40).ok()) << "seed " << seed << ", buffers " << i << " and " << j;
+        broken[i].offset_per_token =
+            broken[j].offset_per_token + broken[j].row_stride * broken[j].rows_per_token - 64;  // shares the last line
+        ASSERT_FALSE(verify_memory_plan(broken, int64_t(1) << 40).ok())
+            << "seed " << seed << ", buffers " << i << " and " << j;
         ++planted;
         break;
       }

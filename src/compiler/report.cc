@@ -14,7 +14,8 @@ std::string count_text(int64_t n) {
 }
 
 std::string model_line(const artifact::ModelFacts& f) {
-  return fmt::format("{} ({}), {} layers, {} parameters, {} active per token, {}", f.name, f.family, f.layers, count_text(f.total_params), count_text(f.active_params), f.precision);
+  return fmt::format("{} ({}), {} layers, {} parameters, {} active per token, {}", f.name, f.family, f.layers,
+                     count_text(f.total_params), count_text(f.active_params), f.precision);
 }
 
 std::string pass_note(const artifact::PassReport& p) {
@@ -26,11 +27,16 @@ std::string pass_note(const artifact::PassReport& p) {
 std::string escape(std::string_view s) {
   std::string out;
   for (char c : s) {
-    if (c == '<') out += "&lt;";
-    else if (c == '>') out += "&gt;";
-    else if (c == '&') out += "&amp;";
-    else if (c == '"') out += "&quot;";
-    else out += c;
+    if (c == '<')
+      out += "&lt;";
+    else if (c == '>')
+      out += "&gt;";
+    else if (c == '&')
+      out += "&amp;";
+    else if (c == '"')
+      out += "&quot;";
+    else
+      out += c;
   }
   return out;
 }
@@ -48,16 +54,21 @@ std::string arena_picture(const artifact::Manifest& m) {
   constexpr int32_t kMostInstrs = 48;
   const int32_t instrs = std::min<int32_t>(kMostInstrs, int32_t(m.program.size()));
   const double arena = double(std::max<int64_t>(1, m.memory.activation_bytes_per_token));
-  std::string out = fmt::format("<svg viewBox=\"0 0 {0} {1}\" width=\"{0}\" height=\"{1}\" role=\"img\" aria-label=\"activation arena\">\n", kWidth, kHeight);
+  std::string out = fmt::format(
+      "<svg viewBox=\"0 0 {0} {1}\" width=\"{0}\" height=\"{1}\" role=\"img\" aria-label=\"activation arena\">\n",
+      kWidth, kHeight);
   out += fmt::format("<rect width=\"{}\" height=\"{}\" fill=\"#f3f3f3\"/>\n", kWidth, kHeight);
   for (size_t i = 0; i < m.buffers.size(); ++i) {
     const auto& b = m.buffers[i];
     if (b.first_instr >= instrs) continue;
     const double bytes = double(b.row_stride * b.rows_per_token);
-    const double x = kWidth * b.first_instr / instrs, w = kWidth * (std::min(b.last_instr, instrs - 1) + 1 - b.first_instr) / instrs;
+    const double x = kWidth * b.first_instr / instrs,
+                 w = kWidth * (std::min(b.last_instr, instrs - 1) + 1 - b.first_instr) / instrs;
     const double y = kHeight * double(b.offset_per_token) / arena, h = std::max(1.0, kHeight * bytes / arena);
-    out += fmt::format("<rect x=\"{:.1f}\" y=\"{:.1f}\" width=\"{:.1f}\" height=\"{:.1f}\" fill=\"hsl({},55%,65%)\" stroke=\"#fff\"><title>{}: {} bytes per token, instructions {} to {}</title></rect>\n",
-                       x, y, w, h, (i * 47) % 360, escape(b.name), bytes, b.first_instr, b.last_instr);
+    out += fmt::format(
+        "<rect x=\"{:.1f}\" y=\"{:.1f}\" width=\"{:.1f}\" height=\"{:.1f}\" fill=\"hsl({},55%,65%)\" "
+        "stroke=\"#fff\"><title>{}: {} bytes per token, instructions {} to {}</title></rect>\n",
+        x, y, w, h, (i * 47) % 360, escape(b.name), bytes, b.first_instr, b.last_instr);
   }
   return out + "</svg>\n";
 }
@@ -68,18 +79,22 @@ std::string report_text(const BuildReport& r) {
   const artifact::Manifest& m = r.manifest;
   std::string out;
   out += fmt::format("model         {}\n", model_line(m.model));
-  out += fmt::format("weights       {} -> {} packed\n", human_bytes(double(r.source_bytes)), human_bytes(double(m.memory.weight_bytes)));
-  out += fmt::format("activations   {} per token in one arena ({} without sharing), {} buffers\n", human_bytes(double(m.memory.activation_bytes_per_token)),
+  out += fmt::format("weights       {} -> {} packed\n", human_bytes(double(r.source_bytes)),
+                     human_bytes(double(m.memory.weight_bytes)));
+  out += fmt::format("activations   {} per token in one arena ({} without sharing), {} buffers\n",
+                     human_bytes(double(m.memory.activation_bytes_per_token)),
                      human_bytes(double(r.unshared_activation_bytes)), m.buffers.size());
   out += fmt::format("program       {} instructions\n", m.program.size());
-  out += fmt::format("KV cache, {} sequences of {} tokens:\n{}", r.plan_batch, r.plan_seq_len, kv_plan_text(m.caches, r.plan_seq_len, r.plan_batch));
+  out += fmt::format("KV cache, {} sequences of {} tokens:\n{}", r.plan_batch, r.plan_seq_len,
+                     kv_plan_text(m.caches, r.plan_seq_len, r.plan_batch));
   out += "passes:\n";
   for (const auto& p : m.passes) out += fmt::format("  {:<24} {}\n", p.name, pass_note(p));
   if (m.fallbacks.empty()) {
     if (m.model.precision == "w8a8") out += "fallbacks     none\n";
   } else {
     out += fmt::format("fallbacks: {} operations outside the int8 path\n", m.fallbacks.size());
-    for (const auto& f : m.fallbacks) out += fmt::format("  {}: {}\n    why: {}\n    fix: {}\n", f.where, f.what, f.why, f.fix);
+    for (const auto& f : m.fallbacks)
+      out += fmt::format("  {}: {}\n    why: {}\n    fix: {}\n", f.where, f.what, f.why, f.fix);
   }
   out += fmt::format("time          {}\n", human_seconds(r.seconds));
   return out;
@@ -88,23 +103,36 @@ std::string report_text(const BuildReport& r) {
 Json report_json(const BuildReport& r) {
   const artifact::Manifest& m = r.manifest;
   Json j;
-  j["model"] = {{"name", m.model.name}, {"family", m.model.family}, {"layers", m.model.layers}, {"total_params", m.model.total_params},
-                {"active_params", m.model.active_params}, {"precision", m.model.precision}};
+  j["model"] = {{"name", m.model.name},
+                {"family", m.model.family},
+                {"layers", m.model.layers},
+                {"total_params", m.model.total_params},
+                {"active_params", m.model.active_params},
+                {"precision", m.model.precision}};
   j["source_bytes"] = r.source_bytes;
   j["weight_bytes"] = m.memory.weight_bytes;
   j["engine_bytes"] = r.engine_bytes;
   j["activation_bytes_per_token"] = m.memory.activation_bytes_per_token;
   j["activation_bytes_per_token_unshared"] = r.unshared_activation_bytes;
   j["activation_bytes_per_token_peak"] = r.peak_activation_bytes;
-  j["kv"] = {{"seq_len", r.plan_seq_len}, {"batch", r.plan_batch}, {"default", m.default_kv},
-             {"bf16_bytes", cache_bytes_per_token(m.caches, 2) * r.plan_seq_len * r.plan_batch},
-             {"int8_bytes", cache_bytes_per_token(m.caches, 1) * r.plan_seq_len * r.plan_batch}};
+  j["kv"] = {
+      {"seq_len", r.plan_seq_len},
+      {"batch", r.plan_batch},
+      {"default", m.default_kv},
+      {"bf16_bytes", stored_kv_bytes_per_token(m.caches, kernels::KvKind::kBF16) * r.plan_seq_len * r.plan_batch},
+      {"int8_bytes", stored_kv_bytes_per_token(m.caches, kernels::KvKind::kI8) * r.plan_seq_len * r.plan_batch}};
   j["instructions"] = m.program.size();
   j["passes"] = Json::array();
   for (const auto& p : m.passes)
-    j["passes"].push_back({{"name", p.name}, {"skipped", p.skipped}, {"changed", p.changed}, {"seconds", p.seconds}, {"nodes_before", p.nodes_before}, {"nodes_after", p.nodes_after}});
+    j["passes"].push_back({{"name", p.name},
+                           {"skipped", p.skipped},
+                           {"changed", p.changed},
+                           {"seconds", p.seconds},
+                           {"nodes_before", p.nodes_before},
+                           {"nodes_after", p.nodes_after}});
   j["fallbacks"] = Json::array();
-  for (const auto& f : m.fallbacks) j["fallbacks"].push_back({{"where", f.where}, {"what", f.what}, {"why", f.why}, {"fix", f.fix}});
+  for (const auto& f : m.fallbacks)
+    j["fallbacks"].push_back({{"where", f.where}, {"what", f.what}, {"why", f.why}, {"fix", f.fix}});
   j["seconds"] = r.seconds;
   return j;
 }
@@ -114,8 +142,10 @@ std::string report_html(const BuildReport& r) {
   std::string out = fmt::format(
       "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"><title>{0}: engine report</title>\n"
       "<style>body{{font:15px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem;color:#222}}"
-      "table{{border-collapse:collapse;margin:.5rem 0 1.5rem}}td,th{{border:1px solid #ccc;padding:.25rem .6rem;text-align:left}}"
-      "th{{background:#f3f3f3}}pre{{background:#f3f3f3;padding:.6rem;overflow:auto}}</style></head><body>\n<h1>{0}</h1>\n<p>{1}</p>\n",
+      "table{{border-collapse:collapse;margin:.5rem 0 1.5rem}}td,th{{border:1px solid #ccc;padding:.25rem "
+      ".6rem;text-align:left}}"
+      "th{{background:#f3f3f3}}pre{{background:#f3f3f3;padding:.6rem;overflow:auto}}</style></head><body>\n<h1>{0}</"
+      "h1>\n<p>{1}</p>\n",
       escape(m.model.name), escape(model_line(m.model)));
   out += "<h2>Sizes</h2><table>\n" + row({"what", "size"}, "th");
   out += row({"weights of the model", human_bytes(double(r.source_bytes))});
@@ -124,11 +154,17 @@ std::string report_html(const BuildReport& r) {
   out += row({"activations without sharing", human_bytes(double(r.unshared_activation_bytes))});
   out += row({"least that any plan needs", human_bytes(double(r.peak_activation_bytes))});
   out += row({"KV cache per token, bf16", human_bytes(double(m.memory.kv_bytes_per_token_bf16))});
-  out += "</table>\n<h2>KV cache</h2>\n<pre>" + escape(fmt::format("{} sequences of {} tokens\n{}", r.plan_batch, r.plan_seq_len, kv_plan_text(m.caches, r.plan_seq_len, r.plan_batch))) + "</pre>\n";
+  out += "</table>\n<h2>KV cache</h2>\n<pre>" +
+         escape(fmt::format("{} sequences of {} tokens\n{}", r.plan_batch, r.plan_seq_len,
+                            kv_plan_text(m.caches, r.plan_seq_len, r.plan_batch))) +
+         "</pre>\n";
   out += "<h2>Passes</h2><table>\n" + row({"pass", "result", "nodes before", "nodes after"}, "th");
   for (const auto& p : m.passes)
     out += row({p.name, pass_note(p), fmt::format("{}", p.nodes_before), fmt::format("{}", p.nodes_after)});
-  out += "</table>\n<h2>Memory plan</h2>\n<p>Each bar is a buffer: left to right its lifetime in instructions, top to bottom its place in the arena. The first layers; the others repeat.</p>\n" + arena_picture(m);
+  out +=
+      "</table>\n<h2>Memory plan</h2>\n<p>Each bar is a buffer: left to right its lifetime in instructions, top to "
+      "bottom its place in the arena. The first layers; the others repeat.</p>\n" +
+      arena_picture(m);
   out += "<h2>Fallbacks</h2>\n";
   if (m.fallbacks.empty()) {
     out += "<p>None.</p>\n";

@@ -13,8 +13,8 @@
 
 namespace mi::compiler::testing {
 
-// A dense layer and two MoE layers. matrices: "bf16", "f32" or "w8a8" for everything but router and head; quantized graphs have
-// their quantize nodes, so that they are legal as they stand.
+// A dense layer and two MoE layers. matrices: "bf16", "f32" or "w8a8" for everything but router and head; quantized
+// graphs have their quantize nodes, so that they are legal as they stand.
 inline std::string tiny_mir(const std::string& matrices) {
   const bool q = matrices == "w8a8";
   const std::string f = q ? "bf16" : matrices;
@@ -31,7 +31,8 @@ prologue {{
   x = embed weight=embed.weight : f32[T, 24]
   output x
 }}
-)", fmt::arg("f", f));
+)",
+                              fmt::arg("f", f));
   auto attention = [&] {
     return fmt::format(R"(  input x : f32[T, 24]
   weight attn.norm.weight : {f}[24] norm
@@ -40,7 +41,8 @@ prologue {{
   weight attn.v.weight : {m}[16, 24] attention
   weight attn.o.weight : {m}[24, 32] attention
   weight attn.inv_freq : f32[4] constant
-)", fmt::arg("f", f), fmt::arg("m", matrices));
+)",
+                       fmt::arg("f", f), fmt::arg("m", matrices));
   };
   auto attention_nodes = [&] {
     return "  n = rms_norm x, weight=attn.norm.weight {eps=1e-05} : f32[T, 24]\n" + quantized("n", "nq", "T, 24") +
@@ -51,26 +53,51 @@ prologue {{
   kr = rope k, inv_freq=attn.inv_freq {{heads=2 head_dim=8 rotary_dim=8}} : f32[T, 16]
   kv = kv_append kr, v {{kv_heads=2 k_dim=8 v_dim=8}} : state
   o = attention qr, kv {{heads=4 kv_heads=2 k_dim=8 v_dim=8 scale=0.35}} : f32[T, 32]
-)", fmt::arg("n", in("n", "nq"))) + quantized("o", "oq", "T, 32") +
-           fmt::format("  y = linear {}, weight=attn.o.weight : f32[T, 24]\n  x2 = add x, y : f32[T, 24]\n", in("o", "oq"));
+)",
+                       fmt::arg("n", in("n", "nq"))) +
+           quantized("o", "oq", "T, 32") +
+           fmt::format("  y = linear {}, weight=attn.o.weight : f32[T, 24]\n  x2 = add x, y : f32[T, 24]\n",
+                       in("o", "oq"));
   };
-  s += "block dense layers=0 {\n" + attention() + fmt::format(R"(  weight mlp.norm.weight : {f}[24] norm
+  s += "block dense layers=0 {\n" + attention() +
+       fmt::format(R"(  weight mlp.norm.weight : {f}[24] norm
   weight mlp.gate_up.weight : {m}[80, 24] dense
   weight mlp.down.weight : {m}[24, 40] dense
-)", fmt::arg("f", f), fmt::arg("m", matrices)) + attention_nodes() + "  m = rms_norm x2, weight=mlp.norm.weight {eps=1e-05} : f32[T, 24]\n" + quantized("m", "mq", "T, 24") +
-       fmt::format("  gu = linear {}, weight=mlp.gate_up.weight : f32[T, 80]\n  g = slice gu {{start=0 len=40}} : f32[T, 40]\n  u = slice gu {{start=40 len=40}} : f32[T, 40]\n"
-                   "  h = activation g, u : f32[T, 40]\n", in("m", "mq")) + quantized("h", "hq", "T, 40") +
-       fmt::format("  d = linear {}, weight=mlp.down.weight : f32[T, 24]\n  x3 = add x2, d : f32[T, 24]\n  output x3\n}}\n", in("h", "hq"));
-  s += "block moe layers=1..2 {\n" + attention() + fmt::format(R"(  weight moe.norm.weight : {f}[24] norm
+)",
+                   fmt::arg("f", f), fmt::arg("m", matrices)) +
+       attention_nodes() + "  m = rms_norm x2, weight=mlp.norm.weight {eps=1e-05} : f32[T, 24]\n" +
+       quantized("m", "mq", "T, 24") +
+       fmt::format(
+           "  gu = linear {}, weight=mlp.gate_up.weight : f32[T, 80]\n  g = slice gu {{start=0 len=40}} : f32[T, 40]\n "
+           " u = slice gu {{start=40 len=40}} : f32[T, 40]\n"
+           "  h = activation g, u : f32[T, 40]\n",
+           in("m", "mq")) +
+       quantized("h", "hq", "T, 40") +
+       fmt::format(
+           "  d = linear {}, weight=mlp.down.weight : f32[T, 24]\n  x3 = add x2, d : f32[T, 24]\n  output x3\n}}\n",
+           in("h", "hq"));
+  s += "block moe layers=1..2 {\n" + attention() +
+       fmt::format(R"(  weight moe.norm.weight : {f}[24] norm
   weight moe.router.weight : {f}[6, 24] router
   weight moe.experts.gate.weight : {m}[6, 20, 24] expert
   weight moe.experts.up.weight : {m}[6, 20, 24] expert
   weight moe.experts.down.weight : {m}[6, 24, 20] expert
-)", fmt::arg("f", f), fmt::arg("m", matrices)) + attention_nodes() + "  m = rms_norm x2, weight=moe.norm.weight {eps=1e-05} : f32[T, 24]\n" +
-       "  logits = linear m, weight=moe.router.weight : f32[T, 6]\n  route = route logits {experts=6 k=2} : route[T, 2]\n" + quantized("m", "mq", "T, 24") +
-       fmt::format("  g = expert_linear {0}, route, weight=moe.experts.gate.weight : f32[P, 20]\n  u = expert_linear {0}, route, weight=moe.experts.up.weight : f32[P, 20]\n"
-                   "  h = activation g, u : f32[P, 20]\n", in("m", "mq")) + quantized("h", "hq", "P, 20") +
-       fmt::format("  e = expert_linear {}, route, weight=moe.experts.down.weight : f32[P, 24]\n  c = expert_combine e, route : f32[T, 24]\n  x3 = add x2, c : f32[T, 24]\n  output x3\n}}\n", in("h", "hq"));
+)",
+                   fmt::arg("f", f), fmt::arg("m", matrices)) +
+       attention_nodes() + "  m = rms_norm x2, weight=moe.norm.weight {eps=1e-05} : f32[T, 24]\n" +
+       "  logits = linear m, weight=moe.router.weight : f32[T, 6]\n  route = route logits {experts=6 k=2} : route[T, "
+       "2]\n" +
+       quantized("m", "mq", "T, 24") +
+       fmt::format(
+           "  g = expert_linear {0}, route, weight=moe.experts.gate.weight : f32[P, 20]\n  u = expert_linear {0}, "
+           "route, weight=moe.experts.up.weight : f32[P, 20]\n"
+           "  h = activation g, u : f32[P, 20]\n",
+           in("m", "mq")) +
+       quantized("h", "hq", "P, 20") +
+       fmt::format(
+           "  e = expert_linear {}, route, weight=moe.experts.down.weight : f32[P, 24]\n  c = expert_combine e, route "
+           ": f32[T, 24]\n  x3 = add x2, c : f32[T, 24]\n  output x3\n}}\n",
+           in("h", "hq"));
   s += fmt::format(R"(epilogue {{
   input x : f32[T, 24]
   weight norm.weight : {f}[24] norm
@@ -80,7 +107,8 @@ prologue {{
   out = linear r, weight=lm_head.weight : f32[L, 50]
   output out
 }}
-)", fmt::arg("f", f));
+)",
+                   fmt::arg("f", f));
   return s;
 }
 
@@ -91,10 +119,13 @@ inline float tiny_value(const std::string& name, int64_t i) {
   if (name.find("norm") != std::string::npos) return 0.5f + u;
   return u - 0.5f;
 }
-inline int8_t tiny_int8(const std::string& name, int64_t i) { return int8_t(int64_t(random_u64(seed_of(11, name), uint64_t(i)) % 255) - 127); }
+inline int8_t tiny_int8(const std::string& name, int64_t i) {
+  return int8_t(int64_t(random_u64(seed_of(11, name), uint64_t(i)) % 255) - 127);
+}
 
 // Writes the graph's directory; change(name, floats) may edit a tensor's floats before they are written.
-inline Status write_tiny_mir(const Path& dir, const std::string& text, const std::function<void(const std::string&, std::vector<float>&)>& change = {}) {
+inline Status write_tiny_mir(const Path& dir, const std::string& text,
+                             const std::function<void(const std::string&, std::vector<float>&)>& change = {}) {
   std::filesystem::create_directories(dir / "tokenizer");
   std::ofstream(dir / "tokenizer" / "tokenizer.json") << "{}";
   MI_TRY(const ir::Graph g, ir::parse(text));
