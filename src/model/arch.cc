@@ -8,13 +8,14 @@
 namespace mi::model {
 namespace {
 
-constexpr int64_t kMaxSize = int64_t(1) << 31;      // products of two sizes fit
+constexpr int64_t kMaxSize = int64_t(1) << 31;  // products of two sizes fit
 constexpr int64_t kMaxHeadDim = 65536, kMaxExperts = 65536;
 
 // Typed reads of a recipe section. The first error sticks; what is read after it is a default.
 class Fields {
  public:
-  Fields(const Recipe& r, const std::string& section, Config& c) : j_(r.section(section)), c_(c), what_(r.family + ".yaml: " + section) {}
+  Fields(const Recipe& r, const std::string& section, Config& c)
+      : j_(r.section(section)), c_(c), what_(r.family + ".yaml: " + section) {}
 
   // A constant, $name or $(expression).
   Json get(const std::string& key, const Json& fallback) {
@@ -64,7 +65,10 @@ class Fields {
       // A value out of the config is the file's fault, not the recipe's.
       const Json w = j_.contains(key) ? j_[key] : fallback;
       const bool from_config = w.is_string() && w.get<std::string>().starts_with("$");
-      if (!error_) error_ = bad_input("{}: '{}' is not supported; known are {}", from_config ? c_.spelled(w.get<std::string>().substr(1)) : what_ + ": " + key, s, fmt::join(known, ", "));
+      if (!error_)
+        error_ = bad_input("{}: '{}' is not supported; known are {}",
+                           from_config ? c_.spelled(w.get<std::string>().substr(1)) : what_ + ": " + key, s,
+                           fmt::join(known, ", "));
     }
     return s;
   }
@@ -73,8 +77,10 @@ class Fields {
     std::vector<bool> in(size_t(n), false);
     if (error_) return in;
     auto r = resolve_layers(rules, n, c_, meaning);
-    if (!r.ok()) error_ = r.error();
-    else in = *r;
+    if (!r.ok())
+      error_ = r.error();
+    else
+      in = *r;
     return in;
   }
   Status finish() {
@@ -105,7 +111,8 @@ Status check_required(const Recipe& r, Config& c) {
     if (source.empty() || std::find(allowed.begin(), allowed.end(), v) != allowed.end()) continue;
     std::vector<std::string> known;
     for (const Json& a : allowed) known.push_back(dump_json(a));
-    return bad_input("{}: {} is {}; for {} only {} is supported", c.path(), source, dump_json(v), r.family, fmt::join(known, " or "));
+    return bad_input("{}: {} is {}; for {} only {} is supported", c.path(), source, dump_json(v), r.family,
+                     fmt::join(known, " or "));
   }
   return {};
 }
@@ -132,9 +139,12 @@ Status read_attention(const Recipe& r, Config& c, ArchSpec* a) {
   t.sinks = f.flag("sinks", false);
   MI_TRY_VOID(f.finish());
   if (kind == "mla") return bad_input("{}.yaml: attention kind 'mla' is not supported yet", r.family);
-  if (!scale.is_null() && !scale.is_number()) return bad_input("{}.yaml: attention: scale: expected a number", r.family);
-  if (t.head_dim > kMaxHeadDim) return bad_input("{} is {}, more than the limit of {}", c.spelled("head_dim"), t.head_dim, kMaxHeadDim);
-  if (t.heads < 1 || t.kv_heads < 1 || t.head_dim < 1 || t.v_dim < 1) return bad_input("{}: attention needs heads and a head size above 0", c.path());
+  if (!scale.is_null() && !scale.is_number())
+    return bad_input("{}.yaml: attention: scale: expected a number", r.family);
+  if (t.head_dim > kMaxHeadDim)
+    return bad_input("{} is {}, more than the limit of {}", c.spelled("head_dim"), t.head_dim, kMaxHeadDim);
+  if (t.heads < 1 || t.kv_heads < 1 || t.head_dim < 1 || t.v_dim < 1)
+    return bad_input("{}: attention needs heads and a head size above 0", c.path());
   t.scale = scale.is_null() ? float(1.0 / std::sqrt(double(t.head_dim))) : scale.get<float>();
   if (t.heads % t.kv_heads != 0)
     return bad_input("{} is {}, no multiple of {} key-value heads", c.spelled("heads"), t.heads, t.kv_heads);
@@ -161,7 +171,9 @@ Status read_rope(const Recipe& r, Config& c, ArchSpec* a) {
   if (a->ropes.size() > 1) {
     MI_TRY(types, c.value("layer_types"));
     if (!types.is_array() || int64_t(types.size()) != a->layers)
-      return bad_input("{}: rope_parameters is given per layer type, but layer_types does not name one for each of {} layers", c.path(), a->layers);
+      return bad_input(
+          "{}: rope_parameters is given per layer type, but layer_types does not name one for each of {} layers",
+          c.path(), a->layers);
   }
   for (int64_t l = 0; l < a->layers; ++l) {
     int rope = rotated[size_t(l)] ? 0 : -1;
@@ -169,7 +181,8 @@ Status read_rope(const Recipe& r, Config& c, ArchSpec* a) {
       rope = -1;
       for (size_t i = 0; i < a->ropes.size(); ++i)
         if (types[size_t(l)] == a->ropes[i].layer_type) rope = int(i);
-      if (rope < 0) return bad_input("{}: rope_parameters has no entry for layer type {}", c.path(), dump_json(types[size_t(l)]));
+      if (rope < 0)
+        return bad_input("{}: rope_parameters has no entry for layer type {}", c.path(), dump_json(types[size_t(l)]));
     }
     a->layer[size_t(l)].rope = rope;
   }
@@ -193,7 +206,8 @@ Status read_index(const Recipe& r, Config& c, ArchSpec* a) {
   if (r.section("index").empty()) return {};
   Fields f(r, "index", c);
   const bool on = f.flag("if", true);
-  const std::vector<bool> in = on ? f.layers("layers", "none", a->layers, "index.layers") : std::vector<bool>(size_t(a->layers), false);
+  const std::vector<bool> in =
+      on ? f.layers("layers", "none", a->layers, "index.layers") : std::vector<bool>(size_t(a->layers), false);
   f.written("layers", Json());
   const bool any = std::find(in.begin(), in.end(), true) != in.end();
   for (const char* k : {"heads", "dim", "block", "topk", "local"}) f.written(k, Json());
@@ -207,34 +221,44 @@ Status read_index(const Recipe& r, Config& c, ArchSpec* a) {
   MI_TRY_VOID(f.finish());
   for (int64_t l = 0; l < a->layers; ++l) a->layer[size_t(l)].indexed = in[size_t(l)];
   if (any && a->index.heads != a->attention.kv_heads)
-    return bad_input("{} is {}, but there are {} key-value heads: one index head selects for each", c.spelled("index_heads"), a->index.heads, a->attention.kv_heads);
-  if (any && a->index.local > a->index.topk) return bad_input("{}: {} local blocks are more than the {} blocks kept", c.path(), a->index.local, a->index.topk);
+    return bad_input("{} is {}, but there are {} key-value heads: one index head selects for each",
+                     c.spelled("index_heads"), a->index.heads, a->attention.kv_heads);
+  if (any && a->index.local > a->index.topk)
+    return bad_input("{}: {} local blocks are more than the {} blocks kept", c.path(), a->index.local, a->index.topk);
   return {};
 }
 
 Status read_activation(const Recipe& r, Config& c, ArchSpec* a) {
   Fields f(r, "activation", c);
-  const std::string kind = f.word("kind", "$hidden_act", {"silu", "swish", "gelu", "gelu_pytorch_tanh", "gelu_new", "relu", "swiglu_oai"});
+  const std::string kind =
+      f.word("kind", "$hidden_act", {"silu", "swish", "gelu", "gelu_pytorch_tanh", "gelu_new", "relu", "swiglu_oai"});
   a->activation.alpha = f.number("alpha", ActivationParams{}.alpha);
   a->activation.limit = f.number("limit", 0);
   MI_TRY_VOID(f.finish());
-  a->activation.kind = kind == "gelu"        ? ActKind::kGelu
-                       : kind == "relu"      ? ActKind::kRelu
-                       : kind == "swiglu_oai" ? ActKind::kSwigluOai
+  a->activation.kind = kind == "gelu"              ? ActKind::kGelu
+                       : kind == "relu"            ? ActKind::kRelu
+                       : kind == "swiglu_oai"      ? ActKind::kSwigluOai
                        : kind.starts_with("gelu_") ? ActKind::kGeluTanh
-                                             : ActKind::kSilu;
-  if (a->activation.kind == ActKind::kSwigluOai && a->activation.limit <= 0) return bad_input("{}: the limit of swiglu_oai is {}", c.path(), a->activation.limit);
+                                                   : ActKind::kSilu;
+  if (a->activation.kind == ActKind::kSwigluOai && a->activation.limit <= 0)
+    return bad_input("{}: the limit of swiglu_oai is {}", c.path(), a->activation.limit);
   if (a->activation.kind != ActKind::kSwigluOai) a->activation = ActivationParams{a->activation.kind};
   return {};
 }
 
 Status check_route(Config& c, const RouteParams& p) {
-  if (p.experts > kMaxExperts) return bad_input("{} is {}, more than the limit of {}", c.spelled("experts"), p.experts, kMaxExperts);
-  if (p.k > p.experts) return bad_input("{} is {}, but there are only {} experts ({})", c.spelled("k"), p.k, p.experts, c.spelled("experts"));
-  if (p.groups < 1 || p.experts % p.groups != 0) return bad_input("{}: {} experts do not divide into {} groups", c.path(), p.experts, p.groups);
-  if (p.groups_keep < 1 || p.groups_keep > p.groups) return bad_input("{}: {} of {} expert groups cannot be kept", c.path(), p.groups_keep, p.groups);
+  if (p.experts > kMaxExperts)
+    return bad_input("{} is {}, more than the limit of {}", c.spelled("experts"), p.experts, kMaxExperts);
+  if (p.k > p.experts)
+    return bad_input("{} is {}, but there are only {} experts ({})", c.spelled("k"), p.k, p.experts,
+                     c.spelled("experts"));
+  if (p.groups < 1 || p.experts % p.groups != 0)
+    return bad_input("{}: {} experts do not divide into {} groups", c.path(), p.experts, p.groups);
+  if (p.groups_keep < 1 || p.groups_keep > p.groups)
+    return bad_input("{}: {} of {} expert groups cannot be kept", c.path(), p.groups_keep, p.groups);
   if (p.groups_keep * (p.experts / p.groups) < p.k)
-    return bad_input("{} is {}, but the {} kept groups hold only {} experts", c.spelled("k"), p.k, p.groups_keep, p.groups_keep * (p.experts / p.groups));
+    return bad_input("{} is {}, but the {} kept groups hold only {} experts", c.spelled("k"), p.k, p.groups_keep,
+                     p.groups_keep * (p.experts / p.groups));
   return {};
 }
 
@@ -261,7 +285,8 @@ Status read_moe(const Recipe& r, Config& c, ArchSpec* a) {
   a->moe.select_bias = f.flag("select_bias", false);
   a->moe.expert_bias = f.flag("expert_bias", false);
   a->moe.shared_width = f.integer("shared_width", 0);
-  a->moe.shared_gate = f.word("shared_gate", "none", {"none", "sigmoid"}) == "sigmoid" ? SharedGate::kSigmoid : SharedGate::kNone;
+  a->moe.shared_gate =
+      f.word("shared_gate", "none", {"none", "sigmoid"}) == "sigmoid" ? SharedGate::kSigmoid : SharedGate::kNone;
   a->moe.shared_bias = f.flag("shared_bias", false);
   MI_TRY_VOID(f.finish());
   if (!p.renorm) p.renorm_eps = p.renorm_min = 0;

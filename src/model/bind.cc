@@ -6,7 +6,7 @@
 namespace mi::model {
 namespace {
 
-constexpr size_t kEnoughMissing = 64;      // this is another model; no need to look for the rest
+constexpr size_t kEnoughMissing = 64;  // this is another model; no need to look for the rest
 
 std::string replace(std::string s, std::string_view what, const std::string& with) {
   for (size_t at = s.find(what); at != s.npos; at = s.find(what, at + with.size())) s.replace(at, what.size(), with);
@@ -27,9 +27,13 @@ int64_t layer_number(std::string_view name, std::string_view layer_prefix) {
 
 bool is_vector_name(const std::string& local) { return !local.ends_with(".weight"); }
 bool is_plain_float(DType t) { return t == DType::kF32 || t == DType::kBF16 || t == DType::kF16; }
-bool is_linear(ir::Mark m, const std::string& local) { return m != ir::Mark::kNorm && m != ir::Mark::kEmbedding && m != ir::Mark::kConstant && local.ends_with(".weight"); }
+bool is_linear(ir::Mark m, const std::string& local) {
+  return m != ir::Mark::kNorm && m != ir::Mark::kEmbedding && m != ir::Mark::kConstant && local.ends_with(".weight");
+}
 
-std::string module_of(const std::string& name) { return name.ends_with(".weight") ? name.substr(0, name.size() - 7) : name; }
+std::string module_of(const std::string& name) {
+  return name.ends_with(".weight") ? name.substr(0, name.size() - 7) : name;
+}
 
 }  // namespace
 
@@ -53,7 +57,8 @@ bool glob_match(std::string_view p, std::string_view s) {
   return i == p.size();
 }
 
-Result<Binder> Binder::create(const Recipe& r, const Checkpoint& k, Config& c, QuantScheme* scheme, int64_t layers, int64_t extra_layers) {
+Result<Binder> Binder::create(const Recipe& r, const Checkpoint& k, Config& c, QuantScheme* scheme, int64_t layers,
+                              int64_t extra_layers) {
   Binder b(r, k, c, scheme);
   MI_TRY_VOID(b.normalise(layers, extra_layers));
   return b;
@@ -80,7 +85,9 @@ Status Binder::normalise(int64_t layers, int64_t extra_layers) {
       continue;
     }
     const auto [it, added] = by_name_.emplace(n, &tensor);
-    if (!added) return bad_input("{}: tensors {} and {} are the same weight under two names; remove one", tensor.path(), it->second->name(), name);
+    if (!added)
+      return bad_input("{}: tensors {} and {} are the same weight under two names; remove one", tensor.path(),
+                       it->second->name(), name);
   }
   skipped_.assign(skipped.begin(), skipped.end());
   return {};
@@ -99,8 +106,10 @@ Binder::Candidate Binder::expand(const Alternative& a, int32_t layer, int64_t ex
     const bool stacked = of_layer.find("{expert}") != of_layer.npos;
     for (int64_t e = 0; e < (stacked ? experts : 1); ++e) {
       c.names.push_back(stacked ? replace(of_layer, "{expert}", std::to_string(e)) : of_layer);
-      if (find(c.names.back())) ++c.present;
-      else if (c.first_missing.empty()) c.first_missing = c.names.back();
+      if (find(c.names.back()))
+        ++c.present;
+      else if (c.first_missing.empty())
+        c.first_missing = c.names.back();
     }
   }
   return c;
@@ -113,25 +122,33 @@ Result<Part> Binder::make_part(const Checkpoint::Tensor& t, const std::vector<Vi
 }
 
 // Int8 only where the scheme says so, and the same for all tensors that make one weight.
-Result<ir::WeightFormat> Binder::decide_format(const std::vector<const Checkpoint::Tensor*>& tensors, const std::string& local, ir::Mark mark) {
+Result<ir::WeightFormat> Binder::decide_format(const std::vector<const Checkpoint::Tensor*>& tensors,
+                                               const std::string& local, ir::Mark mark) {
   const Checkpoint::Tensor& first = *tensors.front();
   const DType dtype = first.entry->dtype;
   for (const Checkpoint::Tensor* t : tensors)
     if (t->entry->dtype != dtype)
-      return bad_input("{}: tensor {} is {}, but {} is {}; both are part of {}", t->path(), t->name(), dtype_name(t->entry->dtype), first.name(), dtype_name(dtype), local);
+      return bad_input("{}: tensor {} is {}, but {} is {}; both are part of {}", t->path(), t->name(),
+                       dtype_name(t->entry->dtype), first.name(), dtype_name(dtype), local);
   const bool linear = is_linear(mark, local);
   for (const Checkpoint::Tensor* t : tensors) {
     const std::string module = module_of(t->name());
     const bool targeted = scheme_ && linear && !scheme_->is_ignored(module) && scheme_->is_targeted(module);
     if (dtype == DType::kI8 && !scheme_)
-      return bad_input("{}: tensor {} is I8, but config.json has no quantization_config that says how it is scaled", t->path(), t->name());
+      return bad_input("{}: tensor {} is I8, but config.json has no quantization_config that says how it is scaled",
+                       t->path(), t->name());
     if (dtype == DType::kI8 && !targeted)
-      return bad_input("{}: tensor {} is I8, but quantization_config in config.json does not target it (or ignores it)", t->path(), t->name());
+      return bad_input("{}: tensor {} is I8, but quantization_config in config.json does not target it (or ignores it)",
+                       t->path(), t->name());
     // Routers and shared-expert gates are no "Linear" for the tools that write these lists.
     if (targeted && is_plain_float(dtype) && mark != ir::Mark::kRouter && mark != ir::Mark::kSharedGate)
-      return bad_input("{}: tensor {} is {}, but quantization_config in config.json says that it is int8 (it is targeted and not ignored)", t->path(), t->name(), dtype_name(dtype));
+      return bad_input(
+          "{}: tensor {} is {}, but quantization_config in config.json says that it is int8 (it is targeted and not "
+          "ignored)",
+          t->path(), t->name(), dtype_name(dtype));
     if (!is_plain_float(dtype) && dtype != DType::kI8)
-      return bad_input("{}: tensor {} is {}; export takes F32, BF16 and F16, and I8 with a quantization_config", t->path(), t->name(), dtype_name(dtype));
+      return bad_input("{}: tensor {} is {}; export takes F32, BF16 and F16, and I8 with a quantization_config",
+                       t->path(), t->name(), dtype_name(dtype));
   }
   return dtype == DType::kI8 ? ir::WeightFormat::kW8A8 : ir::WeightFormat::kFloat;
 }
@@ -142,18 +159,23 @@ Status Binder::bind_scales(const std::vector<std::string>& names, const Shape& s
     const Checkpoint::Tensor* t = find(n + "_scale");
     if (!t) {
       const Checkpoint::Tensor* w = find(n);
-      return bad_input("{}: tensor {}_scale is missing: {} is I8 and needs its scales", w->path(), w->name(), w->name());
+      return bad_input("{}: tensor {}_scale is missing: {} is I8 and needs its scales", w->path(), w->name(),
+                       w->name());
     }
     const Shape& found = t->entry->shape;
     if (found != Shape{rows, 1} && found != Shape{rows})
-      return bad_input("{}: tensor {} has shape {}, expected {}: one scale per row", t->path(), t->name(), shape_text(found), shape_text({rows, 1}));
-    if (!is_plain_float(t->entry->dtype)) return bad_input("{}: tensor {} is {}, expected F32, BF16 or F16", t->path(), t->name(), dtype_name(t->entry->dtype));
+      return bad_input("{}: tensor {} has shape {}, expected {}: one scale per row", t->path(), t->name(),
+                       shape_text(found), shape_text({rows, 1}));
+    if (!is_plain_float(t->entry->dtype))
+      return bad_input("{}: tensor {} is {}, expected F32, BF16 or F16", t->path(), t->name(),
+                       dtype_name(t->entry->dtype));
     used_.insert(t);
     s->scales.push_back({t, view_of(t->view())});
     if (const Checkpoint::Tensor* zero = find(n + "_zero_point")) {
       const TensorView v = zero->view();
       if (std::any_of(v.data, v.data + v.bytes, [](std::byte b) { return b != std::byte(0); }))
-        return bad_input("{}: tensor {} is not zero; only symmetric int8 weights are supported", zero->path(), zero->name());
+        return bad_input("{}: tensor {} is not zero; only symmetric int8 weights are supported", zero->path(),
+                         zero->name());
       used_.insert(zero);
     }
   }
@@ -163,7 +185,8 @@ Status Binder::bind_scales(const std::vector<std::string>& names, const Shape& s
 Result<WeightInfo> Binder::need(int32_t layer, const std::string& local, const Shape& shape, ir::Mark mark) {
   const Bindings& bindings = layer < 0 ? recipe_.top : recipe_.layer;
   const auto b = bindings.find(local);
-  if (b == bindings.end()) return bad_input("{}.yaml: tensors: nothing says where {} comes from", recipe_.family, local);
+  if (b == bindings.end())
+    return bad_input("{}.yaml: tensors: nothing says where {} comes from", recipe_.family, local);
   // The alternative that is there; with none complete, the one of which most is there is the one that lacks something.
   Candidate best;
   for (const Alternative& a : b->second) {
@@ -193,7 +216,9 @@ Result<WeightInfo> Binder::need(int32_t layer, const std::string& local, const S
   for (const std::string& n : best.names) tensors.push_back(find(n));
   MI_TRY(s.format, decide_format(tensors, local, mark));
   s.dtype = tensors.front()->entry->dtype;
-  if (s.format == ir::WeightFormat::kW8A8 && !ops.empty()) return bad_input("{}: tensor {}: int8 weights in this layout are not supported", tensors[0]->path(), tensors[0]->name());
+  if (s.format == ir::WeightFormat::kW8A8 && !ops.empty())
+    return bad_input("{}: tensor {}: int8 weights in this layout are not supported", tensors[0]->path(),
+                     tensors[0]->name());
 
   const bool stacked = best.alternative->from[0].find("{expert}") != std::string::npos;
   const Shape each(shape.begin() + (stacked ? 1 : 0), shape.end());
@@ -205,8 +230,10 @@ Result<WeightInfo> Binder::need(int32_t layer, const std::string& local, const S
     Shape expected = each;
     if (concat && !p.view.dim.empty()) expected[0] = p.view.dim[0];
     if (p.view.dim != expected) {
-      mismatches_.push_back(fmt::format("{}: tensor {} has shape {}{}, expected {} (for {})", t->path(), t->name(), shape_text(t->entry->shape),
-                                        ops.empty() ? "" : fmt::format(", which after {} is {}", s.ops, shape_text(p.view.dim)), shape_text(expected), full));
+      mismatches_.push_back(fmt::format(
+          "{}: tensor {} has shape {}{}, expected {} (for {})", t->path(), t->name(), shape_text(t->entry->shape),
+          ops.empty() ? "" : fmt::format(", which after {} is {}", s.ops, shape_text(p.view.dim)), shape_text(expected),
+          full));
       used_.insert(t);
       return WeightInfo{};
     }
@@ -214,7 +241,9 @@ Result<WeightInfo> Binder::need(int32_t layer, const std::string& local, const S
     used_.insert(t);
     s.parts.push_back(std::move(p));
   }
-  if (rows != 0 && rows != each[0]) return bad_input("{}: the tensors of {} ({}) have {} rows together, expected {}", checkpoint_.dir().string(), full, list_text(best.names), rows, each[0]);
+  if (rows != 0 && rows != each[0])
+    return bad_input("{}: the tensors of {} ({}) have {} rows together, expected {}", checkpoint_.dir().string(), full,
+                     list_text(best.names), rows, each[0]);
   if (s.format == ir::WeightFormat::kW8A8) MI_TRY_VOID(bind_scales(best.names, shape, &s));
   const WeightInfo info{s.dtype, s.format};
   sources_[full] = std::move(s);
@@ -244,10 +273,15 @@ std::string Binder::original(const std::string& normalised) const {
 
 Status Binder::finish() const {
   std::vector<std::string> problems;
-  if (!missing_.empty()) problems.push_back(fmt::format("{}: missing tensor{} {}", checkpoint_.dir().string(), missing_.size() == 1 ? "" : "s", list_text(missing_)));
+  if (!missing_.empty())
+    problems.push_back(fmt::format("{}: missing tensor{} {}", checkpoint_.dir().string(),
+                                   missing_.size() == 1 ? "" : "s", list_text(missing_)));
   if (!mismatches_.empty()) problems.push_back(mismatches_.front());
-  if (mismatches_.size() > 1) problems.push_back(fmt::format("{} more tensors have other shapes than expected", mismatches_.size() - 1));
-  if (!problems.empty()) return bad_input("{}; fetch the checkpoint again, or correct config.json if it does not describe it", fmt::join(problems, "; "));
+  if (mismatches_.size() > 1)
+    problems.push_back(fmt::format("{} more tensors have other shapes than expected", mismatches_.size() - 1));
+  if (!problems.empty())
+    return bad_input("{}; fetch the checkpoint again, or correct config.json if it does not describe it",
+                     fmt::join(problems, "; "));
   std::vector<const Checkpoint::Tensor*> left;
   for (const auto& [name, t] : by_name_)
     if (!used_.count(t)) left.push_back(t);
@@ -255,8 +289,9 @@ Status Binder::finish() const {
   std::sort(left.begin(), left.end(), [](const auto* a, const auto* b) { return a->name() < b->name(); });
   std::vector<std::string> names;
   for (const Checkpoint::Tensor* t : left) names.push_back(t->name());
-  return bad_input("{}: no part of the model reads tensor{} {}; config.json or the recipe {} does not describe this checkpoint", left.front()->path(),
-                   left.size() == 1 ? "" : "s", list_text(names), recipe_.family);
+  return bad_input(
+      "{}: no part of the model reads tensor{} {}; config.json or the recipe {} does not describe this checkpoint",
+      left.front()->path(), left.size() == 1 ? "" : "s", list_text(names), recipe_.family);
 }
 
 }  // namespace mi::model

@@ -1,6 +1,7 @@
 #pragma once
-// From canonical weights to tensors of the checkpoint. The binder answers, for a weight of the graph, where its numbers come
-// from and in which form they are; it remembers what was used, so that at the end nothing is missing and nothing is left over.
+// From canonical weights to tensors of the checkpoint. The binder answers, for a weight of the graph, where its numbers
+// come from and in which form they are; it remembers what was used, so that at the end nothing is missing and nothing
+// is left over.
 
 #include <map>
 #include <string>
@@ -28,14 +29,15 @@ struct Source {
   ir::WeightFormat format = ir::WeightFormat::kFloat;
   Shape shape;
   std::vector<Part> parts;
-  std::vector<Part> scales;         // kW8A8: one float per row
+  std::vector<Part> scales;  // kW8A8: one float per row
   std::string ops;
 };
 
 class Binder {
  public:
   // scheme may be null (a float checkpoint). extra_layers: how many layers behind the last are skipped.
-  static Result<Binder> create(const Recipe& r, const Checkpoint& k, Config& c, QuantScheme* scheme, int64_t layers, int64_t extra_layers);
+  static Result<Binder> create(const Recipe& r, const Checkpoint& k, Config& c, QuantScheme* scheme, int64_t layers,
+                               int64_t extra_layers);
 
   // The weight's form; its source is kept under its full name. A tensor that is missing
   // or has another shape is remembered for finish(), so that one message can name them all.
@@ -45,37 +47,39 @@ class Binder {
   void use_up(const std::string& top_name);
   const Checkpoint::Tensor* find_top(const std::string& top_name) const;
 
-  Status finish() const;            // missing, left over
+  Status finish() const;  // missing, left over
   const std::map<std::string, Source>& sources() const { return sources_; }
   const std::vector<std::pair<std::string, int64_t>>& skipped() const { return skipped_; }
   int64_t used() const { return int64_t(used_.size()); }
 
  private:
-  Binder(const Recipe& r, const Checkpoint& k, Config& c, QuantScheme* s) : recipe_(r), checkpoint_(k), config_(c), scheme_(s) {}
+  Binder(const Recipe& r, const Checkpoint& k, Config& c, QuantScheme* s)
+      : recipe_(r), checkpoint_(k), config_(c), scheme_(s) {}
   Status normalise(int64_t layers, int64_t extra_layers);
   struct Candidate {
     const Alternative* alternative = nullptr;
-    std::vector<std::string> names;       // normalised, in order of the parts
+    std::vector<std::string> names;  // normalised, in order of the parts
     size_t present = 0;
     std::string first_missing;
   };
   Candidate expand(const Alternative& a, int32_t layer, int64_t experts) const;
   const Checkpoint::Tensor* find(const std::string& normalised) const;
-  std::string original(const std::string& normalised) const;               // as this checkpoint spells it
+  std::string original(const std::string& normalised) const;  // as this checkpoint spells it
   Result<Part> make_part(const Checkpoint::Tensor& t, const std::vector<ViewOp>& ops, bool is_vector) const;
-  Result<ir::WeightFormat> decide_format(const std::vector<const Checkpoint::Tensor*>& tensors, const std::string& local, ir::Mark mark);
+  Result<ir::WeightFormat> decide_format(const std::vector<const Checkpoint::Tensor*>& tensors,
+                                         const std::string& local, ir::Mark mark);
   Status bind_scales(const std::vector<std::string>& names, const Shape& shape, Source* s);
 
   const Recipe& recipe_;
   const Checkpoint& checkpoint_;
   Config& config_;
   QuantScheme* scheme_;
-  std::unordered_map<std::string, const Checkpoint::Tensor*> by_name_;      // normalised, skipped ones left out
+  std::unordered_map<std::string, const Checkpoint::Tensor*> by_name_;  // normalised, skipped ones left out
   std::unordered_set<const Checkpoint::Tensor*> used_;
-  int applied_rename_ = -1;                                                 // into recipe_.rename; for messages
+  int applied_rename_ = -1;  // into recipe_.rename; for messages
   std::vector<std::pair<std::string, int64_t>> skipped_;
   std::map<std::string, Source> sources_;
-  std::map<std::string, std::vector<ViewOp>> ops_;                          // parsed, by their JSON text
+  std::map<std::string, std::vector<ViewOp>> ops_;  // parsed, by their JSON text
   std::vector<std::string> missing_, mismatches_;
 };
 

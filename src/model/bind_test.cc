@@ -26,7 +26,8 @@ void pack_experts(TensorMap* t, const Tiny& tiny, int64_t layer, bool in_major) 
   Tensor down = make_tensor(DType::kBF16, in_major ? Shape{tiny.experts, w, h} : Shape{tiny.experts, h, w});
   const auto put = [&](Tensor& to, int64_t e, int64_t row, int64_t col, uint16_t bits) {
     const int64_t rows = to.shape[1], cols = to.shape[2];
-    reinterpret_cast<uint16_t*>(to.data.data())[e * rows * cols + (in_major ? col * cols + row : row * cols + col)] = bits;
+    reinterpret_cast<uint16_t*>(to.data.data())[e * rows * cols + (in_major ? col * cols + row : row * cols + col)] =
+        bits;
   };
   for (int64_t e = 0; e < tiny.experts; ++e) {
     for (const bool up : {false, true}) {
@@ -78,7 +79,7 @@ TEST(Layout, PackedExpertsInEitherOrderAreTheSameModel) {
 
 TEST(Layout, ShapeThatCannotTellIsRefused) {
   Tiny tiny;
-  tiny.width = 16;      // hidden = 2 width: gate_up is [E, 32, 32] either way
+  tiny.width = 16;  // hidden = 2 width: gate_up is [E, 32, 32] either way
   TensorMap t = tiny.tensors();
   pack_experts(&t, tiny, 0, true);
   TempDir tmp;
@@ -125,7 +126,8 @@ TEST(Dialect, EachLayerMaySpeakItsOwn) {
   const auto r = export_to(tmp / "mixed", tmp / "mixed-mir");
   ASSERT_TRUE(r.ok()) << r.error().message();
   EXPECT_EQ(weights_of(tmp / "mixed-mir"), weights_of(tmp / "plain-mir"));
-  EXPECT_THAT(r->explain, AllOf(HasSubstr("language_model.model.layers.1.mlp.experts.gate_proj.0.weight"), HasSubstr("language_model.model.layers.2.mlp.experts.gate_up_proj")));
+  EXPECT_THAT(r->explain, AllOf(HasSubstr("language_model.model.layers.1.mlp.experts.gate_proj.0.weight"),
+                                HasSubstr("language_model.model.layers.2.mlp.experts.gate_up_proj")));
 
   wrapped.erase("language_model.model.layers.1.mlp.experts.up_proj.3.weight");
   write_checkpoint(tmp / "mixed", tiny.config(), wrapped);
@@ -148,7 +150,8 @@ TEST(Accounting, LeftOverTensorsAreNamed) {
   t["model.layers.1.self_attn.q_proj.weight"] = random_bf16({32, 32}, 1);
   TempDir tmp;
   write_checkpoint(tmp.path(), tiny.config(), t);
-  EXPECT_THAT(refusal(check(tmp.path())), AllOf(HasSubstr("model.layers.0.self_attn.q_proj.bias"), HasSubstr("model.layers.1.self_attn.q_proj.weight")));
+  EXPECT_THAT(refusal(check(tmp.path())), AllOf(HasSubstr("model.layers.0.self_attn.q_proj.bias"),
+                                                HasSubstr("model.layers.1.self_attn.q_proj.weight")));
 }
 
 TEST(Accounting, ExpertsBeyondTheConfigAreLeftOver) {
@@ -175,7 +178,8 @@ TEST(Accounting, EveryOutputTensorHasAnExplainLine) {
   TempDir tmp;
   const auto r = export_to(data("goldens") / "granitemoe", tmp / "out");
   ASSERT_TRUE(r.ok());
-  for (const auto& d : ir::declared_tensors(open_mir(tmp / "out").graph)) EXPECT_THAT(r->explain, HasSubstr("  " + d.name + " "));
+  for (const auto& d : ir::declared_tensors(open_mir(tmp / "out").graph))
+    EXPECT_THAT(r->explain, HasSubstr("  " + d.name + " "));
   EXPECT_THAT(r->explain, HasSubstr("half 1"));
 }
 
@@ -196,7 +200,8 @@ TEST(Tied, UntiedWithoutHeadNeedsConsent) {
   t.erase("lm_head.weight");
   TempDir tmp;
   write_checkpoint(tmp / "m", tiny.config(), t);
-  EXPECT_THAT(refusal(check(tmp / "m")), AllOf(HasSubstr("lm_head.weight"), HasSubstr("--tie"), HasSubstr("tie_word_embeddings")));
+  EXPECT_THAT(refusal(check(tmp / "m")),
+              AllOf(HasSubstr("lm_head.weight"), HasSubstr("--tie"), HasSubstr("tie_word_embeddings")));
   const auto r = export_to(tmp / "m", tmp / "out", [](ExportOptions& o) { o.tie = true; });
   ASSERT_TRUE(r.ok()) << r.error().message();
   const ir::MirDir m = open_mir(tmp / "out");
@@ -249,13 +254,15 @@ TEST(Values, NanAndInfinityAreNamedWithTheirPlace) {
   reinterpret_cast<BF16*>(t[nan].data.data())[5 * tiny.hidden + 7] = to_bf16(NAN);
   write_checkpoint(tmp / "m", tiny.config(), t);
   EXPECT_THAT(refusal(export_to(tmp / "m", tmp / "out")),
-              AllOf(HasSubstr("model.safetensors"), HasSubstr(nan), HasSubstr("NaN"), HasSubstr("layers.1."), HasSubstr("expert 2"), HasSubstr("row 5, column 7")));
+              AllOf(HasSubstr("model.safetensors"), HasSubstr(nan), HasSubstr("NaN"), HasSubstr("layers.1."),
+                    HasSubstr("expert 2"), HasSubstr("row 5, column 7")));
   EXPECT_FALSE(fs::exists(tmp / "out"));
 
   t = tiny.tensors();
   reinterpret_cast<BF16*>(t["model.layers.0.input_layernorm.weight"].data.data())[3] = to_bf16(-INFINITY);
   write_checkpoint(tmp / "m", tiny.config(), t);
-  EXPECT_THAT(refusal(export_to(tmp / "m", tmp / "out")), AllOf(HasSubstr("model.layers.0.input_layernorm.weight"), HasSubstr("infinity"), HasSubstr("column 3")));
+  EXPECT_THAT(refusal(export_to(tmp / "m", tmp / "out")),
+              AllOf(HasSubstr("model.layers.0.input_layernorm.weight"), HasSubstr("infinity"), HasSubstr("column 3")));
 }
 
 TEST(Values, SubnormalRowsAreReported) {
@@ -263,12 +270,13 @@ TEST(Values, SubnormalRowsAreReported) {
   TensorMap t = tiny.tensors();
   auto* w = reinterpret_cast<uint16_t*>(t["model.layers.0.self_attn.q_proj.weight"].data.data());
   for (int i = 0; i < 32; ++i) w[3 * 32 + i] = 0x0001;
-  for (int i = 0; i < 32; ++i) w[4 * 32 + i] = 0;      // a row of zeros is nothing to report
+  for (int i = 0; i < 32; ++i) w[4 * 32 + i] = 0;  // a row of zeros is nothing to report
   TempDir tmp;
   write_checkpoint(tmp / "m", tiny.config(), t);
   const auto r = export_to(tmp / "m", tmp / "out");
   ASSERT_TRUE(r.ok());
-  EXPECT_THAT(r->notes, Contains(AllOf(HasSubstr("self_attn.q_proj.weight"), HasSubstr("1 rows"), HasSubstr("subnormal"))));
+  EXPECT_THAT(r->notes,
+              Contains(AllOf(HasSubstr("self_attn.q_proj.weight"), HasSubstr("1 rows"), HasSubstr("subnormal"))));
 }
 
 TEST(Values, MixedPrecisionInOneStackIsRefused) {

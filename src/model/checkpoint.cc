@@ -23,7 +23,9 @@ struct ShardName {
 std::optional<ShardName> shard_name(const std::string& name) {
   ShardName s;
   int end = 0;
-  if (std::sscanf(name.c_str(), "model-%5d-of-%5d.safetensors%n", &s.number, &s.count, &end) != 2 || size_t(end) != name.size()) return std::nullopt;
+  if (std::sscanf(name.c_str(), "model-%5d-of-%5d.safetensors%n", &s.number, &s.count, &end) != 2 ||
+      size_t(end) != name.size())
+    return std::nullopt;
   if (s.number < 1 || s.count < 1 || s.count > kMaxShards) return std::nullopt;
   return s;
 }
@@ -45,16 +47,23 @@ Result<std::vector<std::string>> shards_without_index(const Path& dir, const std
     const auto s = shard_name(n);
     if (!s) continue;
     if (count != 0 && s->count != count)
-      return bad_input("{}: shards of two sets, one of {} and one of {} files; there is no {} that says which belong to the model", dir.string(), count, s->count, kIndex);
+      return bad_input(
+          "{}: shards of two sets, one of {} and one of {} files; there is no {} that says which belong to the model",
+          dir.string(), count, s->count, kIndex);
     count = s->count;
-    if (!shards.emplace(s->number, n).second || s->number > count) return bad_input("{}: {} does not fit a set of {} shards", dir.string(), n, count);
+    if (!shards.emplace(s->number, n).second || s->number > count)
+      return bad_input("{}: {} does not fit a set of {} shards", dir.string(), n, count);
   }
   std::vector<std::string> missing, listed;
   for (int i = 1; i <= count && missing.size() < 100; ++i) {
-    if (shards.count(i)) listed.push_back(shards[i]);
-    else missing.push_back(fmt::format("model-{:05}-of-{:05}.safetensors", i, count));
+    if (shards.count(i))
+      listed.push_back(shards[i]);
+    else
+      missing.push_back(fmt::format("model-{:05}-of-{:05}.safetensors", i, count));
   }
-  if (!missing.empty()) return bad_input("{}: {} of {} shards are missing: {}; fetch them again", dir.string(), missing.size(), count, list_text(missing));
+  if (!missing.empty())
+    return bad_input("{}: {} of {} shards are missing: {}; fetch them again", dir.string(), missing.size(), count,
+                     list_text(missing));
   return listed;
 }
 
@@ -63,7 +72,8 @@ Error no_checkpoint(const Path& dir) {
   for (fs::directory_iterator it(dir, ec), end; !ec && it != end; it.increment(ec)) {
     const std::string name = it->path().filename().string();
     if (name.ends_with(".bin") || name.ends_with(".pt") || name.ends_with(".pth"))
-      return bad_input("{}: holds {}, but no {}; pickled weights are not read: convert them to safetensors", dir.string(), name, kSingle);
+      return bad_input("{}: holds {}, but no {}; pickled weights are not read: convert them to safetensors",
+                       dir.string(), name, kSingle);
   }
   return bad_input("{}: holds no {} and no shards model-00001-of-000NN.safetensors", dir.string(), kSingle);
 }
@@ -90,7 +100,8 @@ Status Checkpoint::open_file(const std::string& name, const std::string& origin)
   for (const Safetensors::Entry& e : file.entries()) {
     const auto [it, added] = tensors_.try_emplace(e.name, Tensor{&file, &e});
     if (!added)
-      return bad_input("{}: tensor {} is in {} too; remove one of the files or fetch the checkpoint again", p.string(), e.name, it->second.path());
+      return bad_input("{}: tensor {} is in {} too; remove one of the files or fetch the checkpoint again", p.string(),
+                       e.name, it->second.path());
   }
   return {};
 }
@@ -100,15 +111,16 @@ Status Checkpoint::refuse_strangers(const std::vector<std::string>& listed) {
   for (const std::string& name : safetensors_in(dir_)) {
     if (std::find(listed.begin(), listed.end(), name) != listed.end()) continue;
     if (shard_name(name) || name == kSingle)
-      return bad_input("{}: {} lies beside the model's {} file{}, but is not one of them; remove it or fetch the checkpoint again", dir_.string(), name, listed.size(),
-                       listed.size() == 1 ? "" : "s");
+      return bad_input(
+          "{}: {} lies beside the model's {} file{}, but is not one of them; remove it or fetch the checkpoint again",
+          dir_.string(), name, listed.size(), listed.size() == 1 ? "" : "s");
     const auto p = file_in_folder(dir_, name, "the folder");
     const auto s = p.ok() ? Safetensors::open(*p) : Result<Safetensors>(p.error());
     if (s.ok())
       for (const Safetensors::Entry& e : s->entries())
         if (tensors_.count(e.name))
-          return bad_input("{}: {} repeats tensor {} of {}, but is not part of the model; remove it from the folder", dir_.string(), name, e.name,
-                           tensors_.find(e.name)->second.path());
+          return bad_input("{}: {} repeats tensor {} of {}, but is not part of the model; remove it from the folder",
+                           dir_.string(), name, e.name, tensors_.find(e.name)->second.path());
     notes_.push_back(fmt::format("{} is not part of the checkpoint and was not read", name));
   }
   return {};
@@ -150,19 +162,25 @@ Result<Checkpoint> Checkpoint::open(const Path& dir) {
     missing.push_back(s);
   }
   if (!missing.empty())
-    return bad_input("{}: {} of {} shards that {} lists are missing: {}; fetch them again", dir.string(), missing.size(), shards.size(), kIndex, list_text(missing));
+    return bad_input("{}: {} of {} shards that {} lists are missing: {}; fetch them again", dir.string(),
+                     missing.size(), shards.size(), kIndex, list_text(missing));
 
   const std::vector<std::string> listed(shards.begin(), shards.end());
   for (const std::string& n : listed) MI_TRY_VOID(c.open_file(n, kIndex));
   for (const auto& [name, shard] : map.items()) {
     const Tensor* t = c.find(name);
     const std::string where = shard.get<std::string>();
-    if (!t) return bad_input("{}: tensor {} should be in {}, which does not hold it; fetch the checkpoint again", index_path.string(), name, where);
+    if (!t)
+      return bad_input("{}: tensor {} should be in {}, which does not hold it; fetch the checkpoint again",
+                       index_path.string(), name, where);
     if (t->file->file().path().filename() != where)
-      return bad_input("{}: tensor {} should be in {}, but it is in {}", index_path.string(), name, where, t->file->file().path().filename().string());
+      return bad_input("{}: tensor {} should be in {}, but it is in {}", index_path.string(), name, where,
+                       t->file->file().path().filename().string());
   }
   for (const auto& [name, t] : c.tensors_)
-    if (!map.contains(name)) return bad_input("{}: tensor {} is not listed in {}; the index is not that of these shards", t.path(), name, kIndex);
+    if (!map.contains(name))
+      return bad_input("{}: tensor {} is not listed in {}; the index is not that of these shards", t.path(), name,
+                       kIndex);
   MI_TRY_VOID(c.refuse_strangers(listed));
   return c;
 }

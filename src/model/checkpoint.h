@@ -1,7 +1,8 @@
 #pragma once
-// The tensors of a checkpoint folder: model.safetensors, or shards with model.safetensors.index.json, or a complete set of
-// shards model-00001-of-000NN.safetensors without index. Index, shard headers and disk are compared three ways; a shard
-// or tensor that one of them knows and another does not is an error that names it. Names that leave the folder are never opened.
+// The tensors of a checkpoint folder: model.safetensors, or shards with model.safetensors.index.json, or a complete set
+// of shards model-00001-of-000NN.safetensors without index. Index, shard headers and disk are compared three ways; a
+// shard or tensor that one of them knows and another does not is an error that names it. Names that leave the folder
+// are never opened.
 
 #include <map>
 #include <memory>

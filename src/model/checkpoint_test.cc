@@ -36,7 +36,9 @@ struct Sharded {
     write_tensors(tmp / kShard2, parts[1]);
     write_index();
   }
-  void write_index() const { write_text(tmp / kIndex, dump_json(Json{{"metadata", {{"total_size", 0}}}, {"weight_map", map}})); }
+  void write_index() const {
+    write_text(tmp / kIndex, dump_json(Json{{"metadata", {{"total_size", 0}}}, {"weight_map", map}}));
+  }
   Result<ExportReport> open() const { return check(tmp.path()); }
 };
 
@@ -107,17 +109,21 @@ TEST(Checkpoint, IndexThatPutsATensorIntoAnotherShardIsRefused) {
 TEST(Checkpoint, NamesThatLeaveTheFolderAreNeverOpened) {
   TempDir outside;
   write_text(outside / "secret", "x");
-  for (const std::string& name : {std::string("../model.safetensors"), std::string("/etc/hostname"), std::string(""), std::string("."), std::string(".."),
-                                  std::string("sub/model.safetensors"), std::string("a\0b", 3), std::string("folder"), std::string("link"), std::string("fifo"), std::string("dangling")}) {
+  for (const std::string& name :
+       {std::string("../model.safetensors"), std::string("/etc/hostname"), std::string(""), std::string("."),
+        std::string(".."), std::string("sub/model.safetensors"), std::string("a\0b", 3), std::string("folder"),
+        std::string("link"), std::string("fifo"), std::string("dangling")}) {
     Sharded s;
     fs::create_directory(s.tmp / "folder");
     fs::create_symlink(outside / "secret", s.tmp / "link");
     fs::create_symlink(outside / "nothing", s.tmp / "dangling");
-    ASSERT_EQ(mkfifo((s.tmp / "fifo").c_str(), 0600), 0);     // opening it for reading would wait for ever
+    ASSERT_EQ(mkfifo((s.tmp / "fifo").c_str(), 0600), 0);  // opening it for reading would wait for ever
     s.map[kDown] = name;
     s.write_index();
     const std::string message = refusal(s.open());
-    EXPECT_THAT(message, ::testing::AnyOf(HasSubstr("no plain file name"), HasSubstr("link"), HasSubstr("not a regular file"))) << name;
+    EXPECT_THAT(message,
+                ::testing::AnyOf(HasSubstr("no plain file name"), HasSubstr("link"), HasSubstr("not a regular file")))
+        << name;
   }
 }
 
@@ -141,7 +147,8 @@ TEST(Checkpoint, LinksInsideTheFolderAndIntoADownloadCacheAreFollowed) {
 }
 
 TEST(Checkpoint, ConfigAndTokenizerLinksOutOfTheFolderAreRefused) {
-  for (const char* name : {"tokenizer.json", "chat_template.jinja", "generation_config.json", "tokenizer_config.json"}) {
+  for (const char* name :
+       {"tokenizer.json", "chat_template.jinja", "generation_config.json", "tokenizer_config.json"}) {
     TempDir tmp, outside;
     write_checkpoint(tmp.path(), Tiny{}.config(), Tiny{}.tensors());
     write_text(outside / "secret", "{}");

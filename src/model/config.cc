@@ -5,8 +5,8 @@
 namespace mi::model {
 namespace {
 
-constexpr int64_t kMaxValue = int64_t(1) << 31;        // of one key
-constexpr int64_t kMaxInt = int64_t(1) << 40;          // of an expression
+constexpr int64_t kMaxValue = int64_t(1) << 31;  // of one key
+constexpr int64_t kMaxInt = int64_t(1) << 40;    // of an expression
 
 // The value at "a.b.c", or nullptr when absent or null.
 const Json* at_path(const Json& j, const std::string& path) {
@@ -34,7 +34,7 @@ Status check(const Json& v, const std::string& what) {
   holder["v"] = v;
   auto r = json_get<T>(holder, "v", "");
   if (r.ok()) return {};
-  const std::string& m = r.error().message();      // ": v: expected an integer, found a string"
+  const std::string& m = r.error().message();  // ": v: expected an integer, found a string"
   return bad_input("{}: {}", what, m.substr(m.find("expected")));
 }
 
@@ -47,17 +47,24 @@ Status check_type(const Json& v, const KeySpec& spec, const std::string& what) {
       if (i > kMaxValue) return bad_input("{} is {}, more than the limit of {}", what, i, kMaxValue);
       return {};
     }
-    case KeyType::kFloat: return check<double>(v, what);
-    case KeyType::kBool: return check<bool>(v, what);
-    case KeyType::kString: return check<std::string>(v, what);
-    case KeyType::kInts: return check<std::vector<int64_t>>(v, what);
-    case KeyType::kStrings: return check<std::vector<std::string>>(v, what);
-    case KeyType::kAny: return {};
+    case KeyType::kFloat:
+      return check<double>(v, what);
+    case KeyType::kBool:
+      return check<bool>(v, what);
+    case KeyType::kString:
+      return check<std::string>(v, what);
+    case KeyType::kInts:
+      return check<std::vector<int64_t>>(v, what);
+    case KeyType::kStrings:
+      return check<std::vector<std::string>>(v, what);
+    case KeyType::kAny:
+      return {};
   }
   return {};
 }
 
-// Recursive descent over  sum := product {(+|-) product},  product := atom {(*|/) atom},  atom := name | number | ( sum ).
+// Recursive descent over  sum := product {(+|-) product},  product := atom {(*|/) atom},  atom := name | number | ( sum
+// ).
 class Expression {
  public:
   Expression(const std::string& text, Config* config) : s_(text), config_(config) {}
@@ -108,7 +115,8 @@ class Expression {
     }
     if (std::isdigit(static_cast<unsigned char>(c))) {
       int64_t v = 0;
-      while (at_ < s_.size() && std::isdigit(static_cast<unsigned char>(s_[at_])) && v < kMaxInt) v = v * 10 + (s_[at_++] - '0');
+      while (at_ < s_.size() && std::isdigit(static_cast<unsigned char>(s_[at_])) && v < kMaxInt)
+        v = v * 10 + (s_[at_++] - '0');
       return v;
     }
     const size_t begin = at_;
@@ -116,7 +124,8 @@ class Expression {
     if (at_ == begin) return bad();
     const std::string name = s_.substr(begin, at_ - begin);
     MI_TRY(const Json v, config_->value(name));
-    if (!v.is_number_integer()) return bad_input("{}: '{}' in '{}' is not given as an integer", config_->path(), name, s_);
+    if (!v.is_number_integer())
+      return bad_input("{}: '{}' in '{}' is not given as an integer", config_->path(), name, s_);
     return v.get<int64_t>();
   }
 
@@ -127,7 +136,8 @@ class Expression {
 
 }  // namespace
 
-Result<Config> Config::create(Json root, const std::string& path, KeySpecs specs, const std::vector<std::string>& text_keys) {
+Result<Config> Config::create(Json root, const std::string& path, KeySpecs specs,
+                              const std::vector<std::string>& text_keys) {
   Config c;
   if (!root.is_object()) return bad_input("{}: expected an object", path);
   for (const std::string& k : text_keys)
@@ -147,7 +157,8 @@ Result<Json> Config::raw(const std::string& path, std::string* source, bool nest
   const Json* top = at_path(root_, path);
   const Json* nested = text_key_.empty() ? nullptr : at_path(text(), path);
   if (top && nested && !nested_wins && *top != *nested)
-    return bad_input("{}: {} is {} and {}.{} is {}: one of them is wrong, correct the file", path_, path, short_text(*top), text_key_, path, short_text(*nested));
+    return bad_input("{}: {} is {} and {}.{} is {}: one of them is wrong, correct the file", path_, path,
+                     short_text(*top), text_key_, path, short_text(*nested));
   const Json* v = nested ? nested : top;
   if (source) *source = !v ? "" : nested ? text_key_ + "." + path : path;
   return v ? *v : Json();
@@ -161,7 +172,8 @@ Result<Config::Found> Config::find(const std::string& name, const KeySpec& spec)
     if (source.empty()) continue;
     MI_TRY_VOID(check_type(v, spec, path_ + ": " + source));
     if (!found.source.empty() && found.value != v)
-      return bad_input("{}: {} is {} and {} is {}, but both mean the same ({}): correct the file", path_, found.source, short_text(found.value), source, short_text(v), name);
+      return bad_input("{}: {} is {} and {} is {}, but both mean the same ({}): correct the file", path_, found.source,
+                       short_text(found.value), source, short_text(v), name);
     if (found.source.empty()) found = {std::move(v), source};
   }
   return found;
@@ -186,7 +198,8 @@ Result<Json> Config::value(const std::string& name) {
     std::vector<std::string> known;
     for (const auto& [n, s] : specs_) known.push_back(n);
     const std::string near = nearest_name(name, known);
-    return bad_input("the recipe refers to '{}', which its config section does not declare{}", name, near.empty() ? "" : fmt::format(" (did you mean '{}'?)", near));
+    return bad_input("the recipe refers to '{}', which its config section does not declare{}", name,
+                     near.empty() ? "" : fmt::format(" (did you mean '{}'?)", near));
   }
   const KeySpec& spec = it->second;
   if (!resolving_.insert(name).second) return bad_input("the recipe's default of '{}' refers to itself", name);
@@ -197,7 +210,8 @@ Result<Json> Config::value(const std::string& name) {
       const std::vector<std::string> present = keys();
       const std::string first = spec.keys.empty() ? name : spec.keys.front();
       const std::string near = nearest_name(first, present);
-      return bad_input("{}: {} is missing{}", path_, first, near.empty() ? "" : fmt::format(" (did you mean '{}'?)", near));
+      return bad_input("{}: {} is missing{}", path_, first,
+                       near.empty() ? "" : fmt::format(" (did you mean '{}'?)", near));
     }
     found->value = spec.fallback;
     found->source = "default";
@@ -206,7 +220,9 @@ Result<Json> Config::value(const std::string& name) {
       MI_TRY(const int64_t v, eval(expression));
       found->value = v;
       found->source = "default: " + expression;
-      if (v < spec.min) return bad_input("{}: {} would be {} by its default '{}', expected at least {}", path_, name, v, expression, spec.min);
+      if (v < spec.min)
+        return bad_input("{}: {} would be {} by its default '{}', expected at least {}", path_, name, v, expression,
+                         spec.min);
     }
   } else {
     source_[name] = found->source;

@@ -17,7 +17,7 @@ using ::testing::HasSubstr;
 
 struct Resolution {
   ArchSpec arch;
-  std::map<std::string, std::string> source;    // of each value
+  std::map<std::string, std::string> source;  // of each value
 };
 Result<Resolution> resolve(const Json& config) {
   MI_TRY(const Recipe r, find_recipe(config["model_type"].get<std::string>(), "config.json"));
@@ -55,7 +55,8 @@ TEST(Rope, ScalingTypeUnderEitherName) {
     ASSERT_TRUE(r.ok()) << r.error().message();
     EXPECT_FLOAT_EQ(r->arch.ropes[0].inv_freq[0], 0.25f);
   }
-  EXPECT_THAT(refusal(resolve(tiny({{"rope_scaling", {{"type", "linear"}, {"rope_type", "yarn"}, {"factor", 4.0}}}}))), HasSubstr("rope_type"));
+  EXPECT_THAT(refusal(resolve(tiny({{"rope_scaling", {{"type", "linear"}, {"rope_type", "yarn"}, {"factor", 4.0}}}}))),
+              HasSubstr("rope_type"));
 }
 
 TEST(Rope, NullScalingIsNone) {
@@ -66,7 +67,9 @@ TEST(Rope, NullScalingIsNone) {
   EXPECT_EQ(resolve(tiny({{"rope_scaling", {{"rope_type", nullptr}}}}))->arch.ropes[0].inv_freq[0], 1.0f);
 }
 
-TEST(Rope, UnknownScalingIsRefused) { EXPECT_THAT(refusal(resolve(tiny({{"rope_scaling", {{"type", "dynamic"}, {"factor", 2}}}}))), HasSubstr("dynamic")); }
+TEST(Rope, UnknownScalingIsRefused) {
+  EXPECT_THAT(refusal(resolve(tiny({{"rope_scaling", {{"type", "dynamic"}, {"factor", 2}}}}))), HasSubstr("dynamic"));
+}
 
 TEST(Rope, YarnLeavesShortWavesAndDividesLongOnes) {
   const Json scaling = {{"rope_type", "yarn"}, {"factor", 4.0}, {"original_max_position_embeddings", 64}};
@@ -84,7 +87,11 @@ TEST(Rope, YarnLeavesShortWavesAndDividesLongOnes) {
 }
 
 TEST(Rope, Llama3) {
-  const Json scaling = {{"rope_type", "llama3"}, {"factor", 8.0}, {"low_freq_factor", 1.0}, {"high_freq_factor", 4.0}, {"original_max_position_embeddings", 8192}};
+  const Json scaling = {{"rope_type", "llama3"},
+                        {"factor", 8.0},
+                        {"low_freq_factor", 1.0},
+                        {"high_freq_factor", 4.0},
+                        {"original_max_position_embeddings", 8192}};
   const auto r = resolve(tiny({{"head_dim", 64}, {"rope_theta", 500000.0}, {"rope_scaling", scaling}}));
   ASSERT_TRUE(r.ok()) << r.error().message();
   const auto plain = resolve(tiny({{"head_dim", 64}, {"rope_theta", 500000.0}}))->arch.ropes[0].inv_freq;
@@ -98,7 +105,8 @@ TEST(Rope, Llama3) {
 TEST(Rope, KeyedByLayerType) {
   Json c = load_json(data("goldens") / "gpt_oss" / "config.json");
   const Json yarn = c["rope_parameters"];
-  c["rope_parameters"] = {{"full_attention", yarn}, {"sliding_attention", {{"rope_type", "default"}, {"rope_theta", 10000.0}}}};
+  c["rope_parameters"] = {{"full_attention", yarn},
+                          {"sliding_attention", {{"rope_type", "default"}, {"rope_theta", 10000.0}}}};
   const auto r = resolve(c);
   ASSERT_TRUE(r.ok()) << r.error().message();
   ASSERT_EQ(r->arch.ropes.size(), 2u);
@@ -121,7 +129,8 @@ TEST(Rope, RotaryDimAndPartialFactorMustAgree) {
 }
 
 TEST(Config, SpellingsThatDisagreeAreRefused) {
-  EXPECT_THAT(refusal(resolve(tiny({{"num_local_experts", 8}}))), AllOf(HasSubstr("num_experts is 4"), HasSubstr("num_local_experts is 8")));
+  EXPECT_THAT(refusal(resolve(tiny({{"num_local_experts", 8}}))),
+              AllOf(HasSubstr("num_experts is 4"), HasSubstr("num_local_experts is 8")));
   EXPECT_TRUE(resolve(tiny({{"num_local_experts", 4}})).ok());
 }
 
@@ -133,7 +142,14 @@ TEST(Config, NestedAndTopLevelThatDisagreeAreRefused) {
 
 TEST(Config, NestedConfigMayHoldOnlyDifferences) {
   const Json c = {{"model_type", "minimax_m3_vl"},
-                  {"text_config", {{"num_hidden_layers", 4}, {"sparse_attention_config", {{"sparse_num_index_heads", 4}, {"sparse_index_dim", 128}, {"sparse_block_size", 128}, {"sparse_topk_blocks", 16}, {"sparse_attention_freq", {0, 0, 0, 1}}}}}}};
+                  {"text_config",
+                   {{"num_hidden_layers", 4},
+                    {"sparse_attention_config",
+                     {{"sparse_num_index_heads", 4},
+                      {"sparse_index_dim", 128},
+                      {"sparse_block_size", 128},
+                      {"sparse_topk_blocks", 16},
+                      {"sparse_attention_freq", {0, 0, 0, 1}}}}}}};
   const auto r = resolve(c);
   ASSERT_TRUE(r.ok()) << r.error().message();
   EXPECT_EQ(r->arch.hidden, 6144);
@@ -144,9 +160,11 @@ TEST(Config, NestedConfigMayHoldOnlyDifferences) {
 }
 
 TEST(Config, WrongTypesAndMissingKeysAreNamed) {
-  EXPECT_THAT(refusal(resolve(tiny({{"hidden_size", "32"}}))), AllOf(HasSubstr("hidden_size"), HasSubstr("expected an integer, found a string")));
+  EXPECT_THAT(refusal(resolve(tiny({{"hidden_size", "32"}}))),
+              AllOf(HasSubstr("hidden_size"), HasSubstr("expected an integer, found a string")));
   EXPECT_THAT(refusal(resolve(tiny({{"num_attention_heads", 0}}))), HasSubstr("num_attention_heads is 0"));
-  EXPECT_THAT(refusal(resolve(tiny({{"norm_topk_prob", 1}}))), AllOf(HasSubstr("norm_topk_prob"), HasSubstr("true or false")));
+  EXPECT_THAT(refusal(resolve(tiny({{"norm_topk_prob", 1}}))),
+              AllOf(HasSubstr("norm_topk_prob"), HasSubstr("true or false")));
   EXPECT_THAT(refusal(resolve(tiny({{"rms_norm_eps", "small"}}))), HasSubstr("rms_norm_eps"));
   EXPECT_THAT(refusal(resolve(tiny({{"hidden_act", "snake"}}))), AllOf(HasSubstr("hidden_act"), HasSubstr("snake")));
   EXPECT_THAT(refusal(resolve(tiny({{"head_dim", int64_t(1) << 40}}))), HasSubstr("head_dim"));
@@ -156,7 +174,10 @@ TEST(Config, WrongTypesAndMissingKeysAreNamed) {
   EXPECT_THAT(refusal(resolve(c)), AllOf(HasSubstr("num_experts_per_tok is missing"), HasSubstr("num_expert_per_tok")));
 }
 
-TEST(Config, HeadsThatDoNotDivideAreNamed) { EXPECT_THAT(refusal(resolve(tiny({{"num_attention_heads", 3}, {"num_key_value_heads", 2}}))), HasSubstr("num_attention_heads is 3")); }
+TEST(Config, HeadsThatDoNotDivideAreNamed) {
+  EXPECT_THAT(refusal(resolve(tiny({{"num_attention_heads", 3}, {"num_key_value_heads", 2}}))),
+              HasSubstr("num_attention_heads is 3"));
+}
 
 TEST(Config, FamilyDefaultsHold) {
   Json c = Tiny{}.config();
@@ -173,7 +194,7 @@ TEST(Config, FamilyDefaultsHold) {
   EXPECT_TRUE(mixtral->arch.moe.route.renorm);
   EXPECT_EQ(mixtral->arch.eps, 1e-5f);
   EXPECT_NEAR(theta_of(mixtral->arch.ropes[0]), 1e6, 1);
-  EXPECT_EQ(mixtral->arch.moe.width, 48);       // its intermediate_size is that of an expert
+  EXPECT_EQ(mixtral->arch.moe.width, 48);  // its intermediate_size is that of an expert
 }
 
 TEST(Config, WhatARecipeDoesNotStandForIsRefused) {
@@ -204,7 +225,8 @@ TEST(Pattern, TwoStatementsMustAgree) {
   EXPECT_EQ(moe_layers(resolve(tiny(agree))->arch), (std::vector<bool>{false, true}));
   Json disagree = agree;
   disagree["mlp_layer_types"] = {"sparse", "sparse"};
-  EXPECT_THAT(refusal(resolve(tiny(disagree))), AllOf(HasSubstr("decoder_sparse_step"), HasSubstr("mlp_layer_types"), HasSubstr("layer 0")));
+  EXPECT_THAT(refusal(resolve(tiny(disagree))),
+              AllOf(HasSubstr("decoder_sparse_step"), HasSubstr("mlp_layer_types"), HasSubstr("layer 0")));
 }
 
 TEST(Pattern, ListsOfAnotherLengthAndUnknownKindsAreNamed) {

@@ -8,7 +8,7 @@ namespace mi::model {
 namespace {
 
 constexpr size_t kTable = 65536;
-constexpr int64_t kChunk = int64_t(1) << 18;      // values
+constexpr int64_t kChunk = int64_t(1) << 18;  // values
 
 DType dtype_of(const std::string& config) {
   if (config == "float32") return DType::kF32;
@@ -27,9 +27,15 @@ std::pair<float, float> distribution(const ArchSpec& a, const SafetensorsWriter:
 }
 
 void store(float f, DType t, std::byte* out) {
-  if (t == DType::kF32) std::memcpy(out, &f, 4);
-  else if (t == DType::kF16) { const F16 h = to_f16(f); std::memcpy(out, &h, 2); }
-  else { const BF16 b = to_bf16(f); std::memcpy(out, &b, 2); }
+  if (t == DType::kF32)
+    std::memcpy(out, &f, 4);
+  else if (t == DType::kF16) {
+    const F16 h = to_f16(f);
+    std::memcpy(out, &h, 2);
+  } else {
+    const BF16 b = to_bf16(f);
+    std::memcpy(out, &b, 2);
+  }
 }
 
 // n values of the stream from `first` (a multiple of 4): four 16-bit table indices per random number.
@@ -44,7 +50,8 @@ void fill(const std::byte* table, uint64_t stream, uint64_t first, int64_t n, st
 
 }  // namespace
 
-DummyWeights::DummyWeights(const ArchSpec& a, uint64_t seed) : a_(a), seed_(seed), dtype_(dtype_of(a.dtype)), normal_(kTable) {
+DummyWeights::DummyWeights(const ArchSpec& a, uint64_t seed)
+    : a_(a), seed_(seed), dtype_(dtype_of(a.dtype)), normal_(kTable) {
   for (size_t i = 0; i < kTable; ++i) normal_[i] = random_normal(seed_of(seed, "normal"), i);
 }
 
@@ -58,8 +65,10 @@ Status DummyWeights::write(const SafetensorsWriter::Decl& d, ir::Mark mark, ir::
   buffer_.resize(size_t(kChunk) * 4);
   for (int64_t at = 0; at < count; at += kChunk) {
     const int64_t n = std::min(kChunk, count - at);
-    if (element == 2) fill<uint16_t>(table.data(), stream, uint64_t(at), n, buffer_.data());
-    else fill<uint32_t>(table.data(), stream, uint64_t(at), n, buffer_.data());
+    if (element == 2)
+      fill<uint16_t>(table.data(), stream, uint64_t(at), n, buffer_.data());
+    else
+      fill<uint32_t>(table.data(), stream, uint64_t(at), n, buffer_.data());
     MI_TRY_VOID(out->write({buffer_.data(), size_t(n) * element}));
     progress->advance(uint64_t(n) * element, d.name);
   }

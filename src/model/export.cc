@@ -23,8 +23,8 @@ namespace fs = std::filesystem;
 Error no_gguf(const Path& file) {
   auto s = check_gguf(file);
   if (!s.ok()) return s.error();
-  return bad_input("{}: GGUF (here {} of {} tensors) is not imported yet; use the safetensors checkpoint of the model", file.string(),
-                   s->architecture.empty() ? "a model" : s->architecture, s->tensors);
+  return bad_input("{}: GGUF (here {} of {} tensors) is not imported yet; use the safetensors checkpoint of the model",
+                   file.string(), s->architecture.empty() ? "a model" : s->architecture, s->tensors);
 }
 
 // The folder of the checkpoint and its config.json.
@@ -33,7 +33,8 @@ Result<std::pair<Path, Path>> locate(const ExportOptions& o) {
   if (fs::is_regular_file(o.model_dir, ec)) {
     if (o.model_dir.extension() == ".gguf") return no_gguf(o.model_dir);
     if (o.dummy_weights && o.model_dir.extension() == ".json") return std::pair(o.model_dir.parent_path(), o.model_dir);
-    return bad_input("{}: is a file; --model-dir takes the folder that holds config.json and the weights", o.model_dir.string());
+    return bad_input("{}: is a file; --model-dir takes the folder that holds config.json and the weights",
+                     o.model_dir.string());
   }
   if (!fs::is_directory(o.model_dir, ec)) return bad_input("{}: no such folder", o.model_dir.string());
   if (!is_in_folder(o.model_dir, "config.json")) {
@@ -48,11 +49,14 @@ Result<std::pair<Path, Path>> locate(const ExportOptions& o) {
   return std::pair(o.model_dir, config);
 }
 
-Result<Recipe> choose_recipe(const ExportOptions& o, const Json& root, const std::string& path, std::string* model_type) {
+Result<Recipe> choose_recipe(const ExportOptions& o, const Json& root, const std::string& path,
+                             std::string* model_type) {
   if (!root.is_object()) return bad_input("{}: expected an object", path);
   MI_TRY(const std::string said, json_get_or<std::string>(root, "model_type", "", path));
   *model_type = said.empty() ? o.model_type : said;
-  if (model_type->empty()) return bad_input("{}: model_type is missing; say it with --model-type ({})", path, fmt::join(known_model_types(), ", "));
+  if (model_type->empty())
+    return bad_input("{}: model_type is missing; say it with --model-type ({})", path,
+                     fmt::join(known_model_types(), ", "));
   Recipe r;
   if (!o.family_file.empty()) {
     MI_TRY(const std::string text, read_file(o.family_file, size_t(1) << 20));
@@ -62,18 +66,22 @@ Result<Recipe> choose_recipe(const ExportOptions& o, const Json& root, const std
   }
   for (const std::string& t : {o.model_type, said})
     if (!t.empty() && !accepts(r, t))
-      return bad_input("{}: model_type is '{}', but the recipe {} is for {}", t == said ? path : "--model-type", t, r.family, fmt::join(r.model_types, ", "));
+      return bad_input("{}: model_type is '{}', but the recipe {} is for {}", t == said ? path : "--model-type", t,
+                       r.family, fmt::join(r.model_types, ", "));
   return r;
 }
 
 // Does the head read the embedding? The config, the files and --tie together.
-Result<bool> decide_tied(const ArchSpec& a, const ExportOptions& o, Binder& b, const Checkpoint& k, Config& c, std::vector<std::string>* notes) {
+Result<bool> decide_tied(const ArchSpec& a, const ExportOptions& o, Binder& b, const Checkpoint& k, Config& c,
+                         std::vector<std::string>* notes) {
   using Tied = ArchSpec::Tied;
   const Checkpoint::Tensor* head = b.find_top("lm_head.weight");
   if (!head) {
     if (a.tied == Tied::kNo && !o.tie)
-      return bad_input("{}: {} is false, but no file holds lm_head.weight; fetch the checkpoint again, or give --tie if the head is meant to be the embedding", k.dir().string(),
-                       c.spelled("tied"));
+      return bad_input(
+          "{}: {} is false, but no file holds lm_head.weight; fetch the checkpoint again, or give --tie if the head is "
+          "meant to be the embedding",
+          k.dir().string(), c.spelled("tied"));
     if (a.tied != Tied::kYes) notes->push_back("no lm_head.weight: the head is the embedding");
     return true;
   }
@@ -88,7 +96,8 @@ Result<bool> decide_tied(const ArchSpec& a, const ExportOptions& o, Binder& b, c
     notes->push_back("lm_head.weight equals the embedding and is stored once");
     return true;
   }
-  notes->push_back(fmt::format("warning: {} is true, but {} differs from the embedding; the head in the file is used", c.spelled("tied"), head->name()));
+  notes->push_back(fmt::format("warning: {} is true, but {} differs from the embedding; the head in the file is used",
+                               c.spelled("tied"), head->name()));
   return false;
 }
 
@@ -119,13 +128,16 @@ std::map<std::string, Place> places(const ir::Graph& g) {
 std::string source_text(const Source& s) {
   std::vector<std::string> names;
   for (const Part& p : s.parts) names.push_back(p.tensor->name());
-  std::string text = names.size() <= 2 ? fmt::format("{}", fmt::join(names, ", ")) : fmt::format("{} .. {} ({} tensors)", names.front(), names.back(), names.size());
+  std::string text = names.size() <= 2
+                         ? fmt::format("{}", fmt::join(names, ", "))
+                         : fmt::format("{} .. {} ({} tensors)", names.front(), names.back(), names.size());
   if (!s.ops.empty()) text += "  [" + s.ops + "]";
   if (!s.scales.empty()) text += "  with _scale";
   return text;
 }
 
-std::string explain_text(const Config& c, const Recipe& r, const ir::Graph& g, const Binder* b, const std::vector<std::pair<std::string, int64_t>>& skipped) {
+std::string explain_text(const Config& c, const Recipe& r, const ir::Graph& g, const Binder* b,
+                         const std::vector<std::pair<std::string, int64_t>>& skipped) {
   std::string s = fmt::format("recipe {}\nconfig values\n", r.family);
   for (const auto& v : c.resolved()) s += fmt::format("  {:<28} {:<24} {}\n", v.name, v.value, v.source);
   s += "tensors\n";
@@ -133,8 +145,10 @@ std::string explain_text(const Config& c, const Recipe& r, const ir::Graph& g, c
     std::string from = "(computed)";
     if (b) {
       const auto it = b->sources().find(d.name);
-      if (it != b->sources().end()) from = source_text(it->second);
-      else if (d.name.ends_with("_scale") && b->sources().count(d.name.substr(0, d.name.size() - 6))) continue;
+      if (it != b->sources().end())
+        from = source_text(it->second);
+      else if (d.name.ends_with("_scale") && b->sources().count(d.name.substr(0, d.name.size() - 6)))
+        continue;
     } else if (!d.name.ends_with("rope.inv_freq")) {
       from = "(random)";
     }
@@ -178,7 +192,8 @@ Status check_space(const Path& output, uint64_t bytes) {
   const Path parent = fs::absolute(output).parent_path();
   const auto free = free_bytes(parent);
   if (free.ok() && *free < bytes)
-    return fail(ErrorCode::kEnvironment, "{}: the output needs {}, but only {} are free", parent.string(), human_bytes(double(bytes)), human_bytes(double(*free)));
+    return fail(ErrorCode::kEnvironment, "{}: the output needs {}, but only {} are free", parent.string(),
+                human_bytes(double(bytes)), human_bytes(double(*free)));
   return {};
 }
 
@@ -244,13 +259,20 @@ void note_unread_keys(const Config& c, const Recipe& r, std::vector<std::string>
     for (const std::string& k : spec.keys)
       if (std::find(present.begin(), present.end(), k) == present.end()) known.push_back(k);
   for (const std::string& k : c.unread_keys()) {
-    if (std::any_of(r.ignored_keys.begin(), r.ignored_keys.end(), [&](const std::string& i) { return glob_match(i, k); })) continue;
+    if (std::any_of(r.ignored_keys.begin(), r.ignored_keys.end(),
+                    [&](const std::string& i) { return glob_match(i, k); }))
+      continue;
     const std::string near = nearest_name(k, known);
-    const bool slip = !near.empty() && std::max(near.size(), k.size()) - std::min(near.size(), k.size()) <= 2 && near[0] == k[0];
-    if (slip) notes->push_back(fmt::format("warning: config.json: {} has no effect; did you mean {}?", k, near));
-    else unread.push_back(k);
+    const bool slip =
+        !near.empty() && std::max(near.size(), k.size()) - std::min(near.size(), k.size()) <= 2 && near[0] == k[0];
+    if (slip)
+      notes->push_back(fmt::format("warning: config.json: {} has no effect; did you mean {}?", k, near));
+    else
+      unread.push_back(k);
   }
-  if (!unread.empty()) notes->push_back(fmt::format("config.json: {} {} no effect", list_text(unread, 12), unread.size() == 1 ? "has" : "have"));
+  if (!unread.empty())
+    notes->push_back(
+        fmt::format("config.json: {} {} no effect", list_text(unread, 12), unread.size() == 1 ? "has" : "have"));
 }
 
 // Reads and checks everything; the graph is complete and every tensor accounted for.
@@ -269,17 +291,20 @@ Status make_plan(const ExportOptions& o, const Path& dir, const Path& config_pat
   bool tied = false;
   if (o.dummy_weights) {
     p->dummy.emplace(p->arch, o.seed);
-    p->scheme.reset();                 // random weights are float, whatever the release is
-    tied = p->arch.tied == ArchSpec::Tied::kYes || (p->arch.tied == ArchSpec::Tied::kUnsaid && p->arch.tied_by_default) || o.tie;
+    p->scheme.reset();  // random weights are float, whatever the release is
+    tied = p->arch.tied == ArchSpec::Tied::kYes ||
+           (p->arch.tied == ArchSpec::Tied::kUnsaid && p->arch.tied_by_default) || o.tie;
   } else {
     MI_TRY(p->checkpoint, Checkpoint::open(dir));
     r->notes.insert(r->notes.end(), p->checkpoint->notes().begin(), p->checkpoint->notes().end());
     if (p->scheme && !p->scheme->supported()) return p->scheme->refuse(*p->checkpoint);
-    MI_TRY(Binder b, Binder::create(p->recipe, *p->checkpoint, c, p->scheme ? &*p->scheme : nullptr, p->arch.layers, extra));
+    MI_TRY(Binder b,
+           Binder::create(p->recipe, *p->checkpoint, c, p->scheme ? &*p->scheme : nullptr, p->arch.layers, extra));
     p->binder.emplace(std::move(b));
     MI_TRY(tied, decide_tied(p->arch, o, *p->binder, *p->checkpoint, c, &r->notes));
   }
-  const NeedWeight need = [&](int32_t layer, const std::string& local, const Shape& shape, ir::Mark mark) -> Result<WeightInfo> {
+  const NeedWeight need = [&](int32_t layer, const std::string& local, const Shape& shape,
+                              ir::Mark mark) -> Result<WeightInfo> {
     if (mark == ir::Mark::kConstant) return WeightInfo{DType::kF32};
     if (p->dummy) return WeightInfo{local == "moe.select_bias" ? DType::kF32 : p->dummy->dtype()};
     return p->binder->need(layer, local, shape, mark);
@@ -339,12 +364,16 @@ Result<ExportReport> export_model(const ExportOptions& o) {
 
 std::string report_text(const ExportReport& r) {
   std::string s;
-  s += fmt::format("model         {} ({}, {} layers, hidden {}, vocabulary {})\n", r.info.name, r.family, r.info.layers, r.info.hidden, r.info.vocab);
+  s += fmt::format("model         {} ({}, {} layers, hidden {}, vocabulary {})\n", r.info.name, r.family, r.info.layers,
+                   r.info.hidden, r.info.vocab);
   const bool billions = r.parameters >= 1'000'000'000;
-  s += fmt::format("weights       {:.4g} {} numbers, {}\n", double(r.parameters) / (billions ? 1e9 : 1e6), billions ? "billion" : "million", human_bytes(double(r.bytes)));
-  if (r.source_tensors > 0) s += fmt::format("tensors       {} in the checkpoint, {} read\n", r.source_tensors, r.used_tensors);
+  s += fmt::format("weights       {:.4g} {} numbers, {}\n", double(r.parameters) / (billions ? 1e9 : 1e6),
+                   billions ? "billion" : "million", human_bytes(double(r.bytes)));
+  if (r.source_tensors > 0)
+    s += fmt::format("tensors       {} in the checkpoint, {} read\n", r.source_tensors, r.used_tensors);
   for (const auto& [why, n] : r.skipped) s += fmt::format("skipped       {} tensors: {}\n", n, why);
-  s += fmt::format("text          {}, {}\n", r.has_tokenizer ? "tokenizer.json" : "no tokenizer", r.has_chat_template ? "chat template" : "no chat template");
+  s += fmt::format("text          {}, {}\n", r.has_tokenizer ? "tokenizer.json" : "no tokenizer",
+                   r.has_chat_template ? "chat template" : "no chat template");
   for (const std::string& n : r.notes) s += "note          " + n + "\n";
   s += fmt::format("time          {}\n", human_seconds(r.seconds));
   return s;

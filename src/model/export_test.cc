@@ -33,7 +33,8 @@ TEST_P(Golden, EitherConfigSpellingGivesTheSameModel) {
   auto b = export_to(source, tmp / "b", [](ExportOptions& o) { o.name = "m"; });
   ASSERT_TRUE(b.ok()) << b.error().message();
   EXPECT_EQ(read_text(tmp / "a" / "model.mir"), read_text(tmp / "b" / "model.mir"));
-  EXPECT_EQ(read_text(tmp / "a" / "weights" / "00001.safetensors"), read_text(tmp / "b" / "weights" / "00001.safetensors"));
+  EXPECT_EQ(read_text(tmp / "a" / "weights" / "00001.safetensors"),
+            read_text(tmp / "b" / "weights" / "00001.safetensors"));
   const ir::MirDir m = open_mir(tmp / "a");
   EXPECT_EQ(m.graph.info.vocab, 512);
   EXPECT_EQ(m.graph.info.eos_ids, std::vector<int64_t>{511});

@@ -1,7 +1,7 @@
 #pragma once
-// Files of a checkpoint folder that somebody else wrote. A name from an index or a config is only ever a plain name inside
-// the folder; links are followed and must end inside it (or in the blobs folder of the same download cache, where the hub's
-// client keeps the files that a snapshot links to). Anything else is refused before it is opened.
+// Files of a checkpoint folder that somebody else wrote. A name from an index or a config is only ever a plain name
+// inside the folder; links are followed and must end inside it (or in the blobs folder of the same download cache,
+// where the hub's client keeps the files that a snapshot links to). Anything else is refused before it is opened.
 
 #include <string>
 

@@ -1,6 +1,7 @@
 #pragma once
-// The header of a GGUF file, read only as far as needed to refuse a broken one: magic, version, counts against the file's
-// size before anything is allocated, string lengths, array lengths, tensor types and ranges. Importing GGUF is not done yet.
+// The header of a GGUF file, read only as far as needed to refuse a broken one: magic, version, counts against the
+// file's size before anything is allocated, string lengths, array lengths, tensor types and ranges. Importing GGUF is
+// not done yet.
 
 #include <cstdint>
 #include <string>
@@ -13,7 +14,7 @@ namespace mi::model {
 struct GgufSummary {
   uint32_t version = 0;
   uint64_t tensors = 0, keys = 0;
-  std::string architecture;       // general.architecture
+  std::string architecture;  // general.architecture
 };
 
 Result<GgufSummary> check_gguf(const Path& file);

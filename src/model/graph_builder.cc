@@ -11,7 +11,10 @@ using ir::ValueId;
 
 class BlockMaker {
  public:
-  BlockMaker(const ArchSpec& a, std::string name, int32_t layer, const NeedWeight& need) : a_(a), layer_(layer), need_(need), b_(&block_) { block_.name = std::move(name); }
+  BlockMaker(const ArchSpec& a, std::string name, int32_t layer, const NeedWeight& need)
+      : a_(a), layer_(layer), need_(need), b_(&block_) {
+    block_.name = std::move(name);
+  }
 
   Result<ir::Block> prologue() {
     const auto w = weight("embed.weight", {a_.vocab, a_.hidden}, Mark::kEmbedding);
@@ -23,7 +26,8 @@ class BlockMaker {
     ValueId x = b_.input("x", {Rows::kToken, a_.hidden, Elem::kF32});
     x = b_.node(Op::kSelectRows, {x}, {}, SelectRowsParams{}, "last");
     x = norm(x, "final_norm", a_.hidden, 1, "normed");
-    x = tied ? linear(x, "embed", a_.vocab, a_.hidden, Mark::kEmbedding, false, "logits") : linear(x, "lm_head", a_.vocab, a_.hidden, Mark::kHead, false, "logits");
+    x = tied ? linear(x, "embed", a_.vocab, a_.hidden, Mark::kEmbedding, false, "logits")
+             : linear(x, "lm_head", a_.vocab, a_.hidden, Mark::kHead, false, "logits");
     if (a_.logits_scale != 1) x = b_.node(Op::kScale, {x}, {}, ScaleParams{a_.logits_scale}, "scaled");
     b_.output(x);
     return finish();
@@ -49,8 +53,10 @@ class BlockMaker {
     WeightInfo info;
     if (!error_) {
       auto r = need_(layer_, name, shape, mark);
-      if (r.ok()) info = *r;
-      else error_ = r.error();
+      if (r.ok())
+        info = *r;
+      else
+        error_ = r.error();
     }
     formats_[name] = info.format;
     return b_.weight({name, info.dtype, shape, info.format, mark});
@@ -61,31 +67,37 @@ class BlockMaker {
     if (added) it->second = b_.node(Op::kQuantize, {x}, {}, QuantizeParams{}, block_.values[size_t(x)].name + "_q");
     return it->second;
   }
-  ValueId input_of(const std::string& weight_name, ValueId x) { return formats_[weight_name] == ir::WeightFormat::kW8A8 ? quantized(x) : x; }
+  ValueId input_of(const std::string& weight_name, ValueId x) {
+    return formats_[weight_name] == ir::WeightFormat::kW8A8 ? quantized(x) : x;
+  }
 
   ValueId norm(ValueId x, const std::string& name, int64_t cols, int64_t groups, const std::string& result) {
     const int32_t w = weight(name + ".weight", {cols}, Mark::kNorm);
     return b_.node(Op::kRmsNorm, {x}, {{Role::kWeight, {w}}}, NormParams{a_.eps, a_.plus_one, groups}, result);
   }
 
-  ValueId linear(ValueId x, const std::string& name, int64_t n, int64_t k, Mark mark, bool bias, const std::string& result) {
+  ValueId linear(ValueId x, const std::string& name, int64_t n, int64_t k, Mark mark, bool bias,
+                 const std::string& result) {
     std::vector<ir::WeightUse> uses = {{Role::kWeight, {weight(name + ".weight", {n, k}, mark)}}};
     if (bias) uses.push_back({Role::kBias, {weight(name + ".bias", {n}, mark)}});
     return b_.node(Op::kLinear, {input_of(name + ".weight", x)}, std::move(uses), LinearParams{}, result);
   }
 
-  ValueId expert_linear(ValueId x, ValueId route, const std::string& name, int64_t n, int64_t k, const std::string& result) {
+  ValueId expert_linear(ValueId x, ValueId route, const std::string& name, int64_t n, int64_t k,
+                        const std::string& result) {
     const int64_t experts = a_.moe.route.experts;
     std::vector<ir::WeightUse> uses = {{Role::kWeight, {weight(name + ".weight", {experts, n, k}, Mark::kExpert)}}};
     if (a_.moe.expert_bias) uses.push_back({Role::kBias, {weight(name + ".bias", {experts, n}, Mark::kExpert)}});
-    return b_.node(Op::kExpertLinear, {input_of(name + ".weight", x), route}, std::move(uses), ExpertLinearParams{}, result);
+    return b_.node(Op::kExpertLinear, {input_of(name + ".weight", x), route}, std::move(uses), ExpertLinearParams{},
+                   result);
   }
 
   ValueId rope(ValueId x, const LayerSpec& l, int64_t heads, int64_t head_dim, const std::string& result) {
     if (l.rope < 0) return x;
     const RopeSpec& r = a_.ropes[size_t(l.rope)];
     const int32_t w = weight("rope.inv_freq", {r.rotary_dim / 2}, Mark::kConstant);
-    return b_.node(Op::kRope, {x}, {{Role::kInvFreq, {w}}}, RopeParams{heads, head_dim, r.rotary_dim, r.interleaved, r.attention_factor}, result);
+    return b_.node(Op::kRope, {x}, {{Role::kInvFreq, {w}}},
+                   RopeParams{heads, head_dim, r.rotary_dim, r.interleaved, r.attention_factor}, result);
   }
 
   // x + factor * y
@@ -95,7 +107,8 @@ class BlockMaker {
   }
 
   // qk-norm and rope of one projection, in the recipe's order.
-  ValueId head_norm_rope(ValueId v, const LayerSpec& l, const std::string& name, int64_t heads, int64_t head_dim, QkNorm kind, float clip) {
+  ValueId head_norm_rope(ValueId v, const LayerSpec& l, const std::string& name, int64_t heads, int64_t head_dim,
+                         QkNorm kind, float clip) {
     const auto normed = [&](ValueId u) {
       if (kind == QkNorm::kNone) return u;
       const bool full = kind == QkNorm::kFull;
@@ -128,11 +141,13 @@ class BlockMaker {
       iq = head_norm_rope(iq, l, "index_q", i.heads, i.dim, QkNorm::kPerHead, 0);
       ik = head_norm_rope(ik, l, "index_k", 1, i.dim, QkNorm::kPerHead, 0);
       const ValueId keys = b_.node(Op::kIndexAppend, {ik}, {}, IndexAppendParams{i.dim}, "index");
-      in.push_back(b_.node(Op::kIndexSelect, {iq, keys}, {}, IndexSelectParams{i.heads, i.dim, i.block, i.topk, i.local}, "blocks"));
+      in.push_back(b_.node(Op::kIndexSelect, {iq, keys}, {},
+                           IndexSelectParams{i.heads, i.dim, i.block, i.topk, i.local}, "blocks"));
     }
     std::vector<ir::WeightUse> uses;
     if (t.sinks) uses.push_back({Role::kSinks, {weight("attn.sinks", {t.heads}, Mark::kAttention)}});
-    const AttentionParams p{t.heads, t.kv_heads, t.head_dim, t.v_dim, t.scale, l.window, t.softcap, l.indexed ? i.block : 0};
+    const AttentionParams p{t.heads, t.kv_heads, t.head_dim, t.v_dim,
+                            t.scale, l.window,   t.softcap,  l.indexed ? i.block : 0};
     const ValueId o = b_.node(Op::kAttention, std::move(in), std::move(uses), p, "o");
     return add(x, linear(o, "attn.o", a_.hidden, t.heads * t.v_dim, Mark::kAttention, t.bias_o, "attn_out"), "x_attn");
   }
@@ -155,7 +170,8 @@ class BlockMaker {
     const ValueId m = norm(x, "mlp_norm", a_.hidden, 1, "m");
     const ValueId logits = linear(m, "moe.router", e.route.experts, a_.hidden, Mark::kRouter, e.router_bias, "router");
     std::vector<ir::WeightUse> uses;
-    if (e.select_bias) uses.push_back({Role::kSelectBias, {weight("moe.select_bias", {e.route.experts}, Mark::kRouter)}});
+    if (e.select_bias)
+      uses.push_back({Role::kSelectBias, {weight("moe.select_bias", {e.route.experts}, Mark::kRouter)}});
     const ValueId route = b_.node(Op::kRoute, {logits}, std::move(uses), e.route, "route");
     const ValueId g = expert_linear(m, route, "moe.experts.gate", e.width, a_.hidden, "gate");
     const ValueId u = expert_linear(m, route, "moe.experts.up", e.width, a_.hidden, "up");
@@ -187,7 +203,8 @@ std::string block_name(const LayerSpec& l) {
 }
 
 bool same_form(const ir::Block& a, const ir::Block& b) {
-  return a.weights == b.weights && a.values == b.values && a.inputs == b.inputs && a.outputs == b.outputs && a.nodes == b.nodes;
+  return a.weights == b.weights && a.values == b.values && a.inputs == b.inputs && a.outputs == b.outputs &&
+         a.nodes == b.nodes;
 }
 
 }  // namespace
@@ -206,15 +223,19 @@ Result<ir::Graph> build_graph(const ArchSpec& a, bool tied, const NeedWeight& ne
   MI_TRY(g.prologue, BlockMaker(a, "prologue", -1, need).prologue());
   for (int64_t l = 0; l < a.layers; ++l) {
     const LayerSpec& spec = a.layer[size_t(l)];
-    // The same form with other ropes would share a block although inv_freq differs; that is fine: it is a weight of the layer.
+    // The same form with other ropes would share a block although inv_freq differs; that is fine: it is a weight of the
+    // layer.
     MI_TRY(ir::Block b, BlockMaker(a, block_name(spec), int32_t(l), need).layer(spec));
-    const auto same = std::find_if(g.blocks.begin(), g.blocks.end(), [&](const ir::Block& o) { return same_form(o, b); });
+    const auto same =
+        std::find_if(g.blocks.begin(), g.blocks.end(), [&](const ir::Block& o) { return same_form(o, b); });
     if (same != g.blocks.end()) {
       same->layers.push_back(int32_t(l));
       continue;
     }
     const std::string base = b.name;
-    for (int n = 2; std::any_of(g.blocks.begin(), g.blocks.end(), [&](const ir::Block& o) { return o.name == b.name; }); ++n) b.name = fmt::format("{}_{}", base, n);
+    for (int n = 2; std::any_of(g.blocks.begin(), g.blocks.end(), [&](const ir::Block& o) { return o.name == b.name; });
+         ++n)
+      b.name = fmt::format("{}_{}", base, n);
     g.blocks.push_back(std::move(b));
   }
   MI_TRY(g.epilogue, BlockMaker(a, "epilogue", -1, need).epilogue(tied));

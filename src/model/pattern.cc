@@ -7,14 +7,15 @@ namespace mi::model {
 namespace {
 
 struct Answer {
-  bool given = false;                 // by the file
-  std::string keys;                   // spelled, for messages
+  bool given = false;  // by the file
+  std::string keys;    // spelled, for messages
   std::vector<bool> in;
 };
 
 class Rule {
  public:
-  Rule(const Json& j, int64_t layers, Config& c, const std::string& what) : j_(j), layers_(layers), c_(c), what_(what) {}
+  Rule(const Json& j, int64_t layers, Config& c, const std::string& what)
+      : j_(j), layers_(layers), c_(c), what_(what) {}
 
   // nullopt: the rule cannot answer (its value is absent or of another form).
   Result<std::optional<Answer>> run() {
@@ -58,7 +59,8 @@ class Rule {
       const std::string name = e.get<std::string>();
       const bool is_yes = std::find(yes.begin(), yes.end(), name) != yes.end();
       if (!is_yes && std::find(no.begin(), no.end(), name) == no.end())
-        return bad_input("{}: {}: the layer kind '{}' is not known for this model (known: {}, {})", c_.path(), a.keys, name, fmt::join(yes, ", "), fmt::join(no, ", "));
+        return bad_input("{}: {}: the layer kind '{}' is not known for this model (known: {}, {})", c_.path(), a.keys,
+                         name, fmt::join(yes, ", "), fmt::join(no, ", "));
       a.in.push_back(is_yes);
     }
     return std::optional(std::move(a));
@@ -88,7 +90,7 @@ class Rule {
       MI_TRY(const Json v, read(field, &a));
       if (v.is_number_integer()) return v.get<int64_t>();
       if (!v.is_null() && !v.is_array()) return bad_input("{}: {}: expected an integer", c_.path(), a.keys);
-      answers = false;                 // absent, or a list, which a flags rule reads
+      answers = false;  // absent, or a list, which a flags rule reads
       return fallback;
     };
     MI_TRY(const int64_t from, number("from", 0));
@@ -107,7 +109,8 @@ class Rule {
     }
     if (!answers) return std::optional<Answer>();
     for (int64_t i = 0; i < layers_; ++i)
-      a.in.push_back(i >= from && i < until && (last < 0 || i <= last) && (i + offset) % every == 0 && std::find(except.begin(), except.end(), i) == except.end());
+      a.in.push_back(i >= from && i < until && (last < 0 || i <= last) && (i + offset) % every == 0 &&
+                     std::find(except.begin(), except.end(), i) == except.end());
     return std::optional(std::move(a));
   }
 
@@ -132,7 +135,8 @@ Result<std::vector<bool>> resolve_layers(const Json& rules, int64_t layers, Conf
     if (given)
       for (int64_t i = 0; i < layers; ++i)
         if (given->in[size_t(i)] != a->in[size_t(i)])
-          return bad_input("{}: {} and {} say different things about layer {}: correct the file", c.path(), given->keys, a->keys, i);
+          return bad_input("{}: {} and {} say different things about layer {}: correct the file", c.path(), given->keys,
+                           a->keys, i);
     if (!given) given = std::move(a);
   }
   if (given) return given->in;

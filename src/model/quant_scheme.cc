@@ -6,7 +6,11 @@
 namespace mi::model {
 namespace {
 
-const std::vector<std::string> kMethods = {"compressed-tensors", "fp8", "mxfp8", "mxfp4", "gptq", "awq", "modelopt", "bitsandbytes", "fbgemm_fp8", "quark"};
+const std::vector<std::string> kMethods = {"compressed-tensors", "fp8",          "mxfp8",      "mxfp4", "gptq", "awq",
+                                           "modelopt",           "bitsandbytes", "fbgemm_fp8", "quark"};
+
+// Patterns come with the checkpoint: matching without backtracking, so that none of them takes for ever or deep recursion.
+constexpr auto kRegexFlags = std::regex::ECMAScript | std::regex_constants::__polynomial;
 
 Json field(const Json& j, const char* key) { return j.is_object() && j.contains(key) ? j[key] : Json(); }
 
@@ -23,14 +27,14 @@ Status check_pattern(const std::string& p, const std::string& what) {
   if (!p.starts_with("re:")) return {};
   if (p.size() > 1000) return bad_input("{}: a pattern of {} characters", what, p.size());
   try {
-    std::regex rx(p.substr(3), std::regex::ECMAScript);
+    std::regex rx(p.substr(3), kRegexFlags);
   } catch (const std::regex_error& e) {
     return bad_input("{}: '{}' is not a valid pattern: {}", what, p, e.what());
   }
   return {};
 }
 
-bool is_nan_code(uint8_t b) { return (b & 0x7f) == 0x7f; }     // E4M3
+bool is_nan_code(uint8_t b) { return (b & 0x7f) == 0x7f; }  // E4M3
 
 // Where in a scale tensor the first value is that cannot be one; -1: nowhere.
 int64_t bad_scale(const TensorView& v) {
@@ -56,12 +60,18 @@ class Checker {
   Checker(const Checkpoint& k, const std::vector<int64_t>& block) : k_(k), block_(block) {}
 
   Status run() {
-    for (const auto& [name, t] : k_.tensors()) {
+    for (const auto& entry : k_.tensors()) {
+      const std::string& name = entry.first;      // no structured binding: the lambda captures it
+      const Checkpoint::Tensor& t = entry.second;
       const auto cut = [&](std::string_view suffix) { return name.substr(0, name.size() - suffix.size()); };
-      if (name.ends_with(".weight") && t.entry->dtype == DType::kF8E4M3) MI_TRY_VOID(fp8(t));
-      else if (name.ends_with(".weight_packed")) MI_TRY_VOID(packed(t, cut("weight_packed") + "weight_scale"));
-      else if (name.ends_with("_blocks")) MI_TRY_VOID(packed(t, cut("blocks") + "scales"));
-      else if (name.ends_with(".qweight")) MI_TRY_VOID(qweight(t, cut("qweight")));
+      if (name.ends_with(".weight") && t.entry->dtype == DType::kF8E4M3)
+        MI_TRY_VOID(fp8(t));
+      else if (name.ends_with(".weight_packed"))
+        MI_TRY_VOID(packed(t, cut("weight_packed") + "weight_scale"));
+      else if (name.ends_with("_blocks"))
+        MI_TRY_VOID(packed(t, cut("blocks") + "scales"));
+      else if (name.ends_with(".qweight"))
+        MI_TRY_VOID(qweight(t, cut("qweight")));
     }
     return {};
   }
@@ -69,13 +79,16 @@ class Checker {
  private:
   Result<const Checkpoint::Tensor*> sibling(const Checkpoint::Tensor& t, const std::string& name) {
     const Checkpoint::Tensor* s = k_.find(name);
-    if (!s) return bad_input("{}: tensor {} is missing: {} is {} and needs it", t.path(), name, t.name(), dtype_name(t.entry->dtype));
+    if (!s)
+      return bad_input("{}: tensor {} is missing: {} is {} and needs it", t.path(), name, t.name(),
+                       dtype_name(t.entry->dtype));
     return s;
   }
   Status scale_values(const Checkpoint::Tensor& s) {
     const int64_t at = bad_scale(s.view());
     if (at < 0) return {};
-    return bad_input("{}: tensor {}: scale {} of {} is NaN or infinite (code 255 of E8M0 means NaN)", s.path(), s.name(), at, s.view().count());
+    return bad_input("{}: tensor {}: scale {} of {} is NaN or infinite (code 255 of E8M0 means NaN)", s.path(),
+                     s.name(), at, s.view().count());
   }
   Status fp8(const Checkpoint::Tensor& t) {
     const bool inverse = k_.find(t.name() + "_scale_inv") || !k_.find(t.name() + "_scale");
@@ -84,8 +97,8 @@ class Checker {
     if (inverse && block_.size() == 2 && w.size() == 2) {
       const Shape grid = {(w[0] + block_[0] - 1) / block_[0], (w[1] + block_[1] - 1) / block_[1]};
       if (s->entry->shape != grid)
-        return bad_input("{}: tensor {} has shape {}, expected {}: {} in blocks of {}", s->path(), s->name(), shape_text(s->entry->shape), shape_text(grid), shape_text(w),
-                         shape_text(block_));
+        return bad_input("{}: tensor {} has shape {}, expected {}: {} in blocks of {}", s->path(), s->name(),
+                         shape_text(s->entry->shape), shape_text(grid), shape_text(w), shape_text(block_));
     }
     MI_TRY_VOID(scale_values(*s));
     const TensorView v = t.view();
@@ -96,23 +109,29 @@ class Checker {
   Status packed(const Checkpoint::Tensor& t, const std::string& scale) {
     MI_TRY(const Checkpoint::Tensor* s, sibling(t, scale));
     if (t.entry->shape.empty() || s->entry->shape.empty() || t.entry->shape[0] != s->entry->shape[0])
-      return bad_input("{}: tensor {} has shape {}, which does not fit {} {}", s->path(), s->name(), shape_text(s->entry->shape), t.name(), shape_text(t.entry->shape));
+      return bad_input("{}: tensor {} has shape {}, which does not fit {} {}", s->path(), s->name(),
+                       shape_text(s->entry->shape), t.name(), shape_text(t.entry->shape));
     return scale_values(*s);
   }
   Status qweight(const Checkpoint::Tensor& t, const std::string& base) {
     MI_TRY(const Checkpoint::Tensor* scales, sibling(t, base + "scales"));
     MI_TRY_VOID(sibling(t, base + "qzeros").ok() ? Status() : Status(sibling(t, base + "qzeros").error()));
     MI_TRY_VOID(scale_values(*scales));
-    if (scales->entry->shape.size() != 2) return bad_input("{}: tensor {} has shape {}, expected [groups, out]", scales->path(), scales->name(), shape_text(scales->entry->shape));
+    if (scales->entry->shape.size() != 2)
+      return bad_input("{}: tensor {} has shape {}, expected [groups, out]", scales->path(), scales->name(),
+                       shape_text(scales->entry->shape));
     const Checkpoint::Tensor* index = k_.find(base + "g_idx");
     if (!index) return {};
-    if (index->entry->dtype != DType::kI32) return bad_input("{}: tensor {} is {}, expected I32", index->path(), index->name(), dtype_name(index->entry->dtype));
+    if (index->entry->dtype != DType::kI32)
+      return bad_input("{}: tensor {} is {}, expected I32", index->path(), index->name(),
+                       dtype_name(index->entry->dtype));
     const TensorView v = index->view();
     for (int64_t i = 0; i < v.count(); ++i) {
       int32_t g = 0;
       std::memcpy(&g, v.data + i * 4, 4);
       if (g < 0 || g >= scales->entry->shape[0])
-        return bad_input("{}: tensor {}: input {} belongs to group {}, but there are only {} groups", index->path(), index->name(), i, g, scales->entry->shape[0]);
+        return bad_input("{}: tensor {}: input {} belongs to group {}, but there are only {} groups", index->path(),
+                         index->name(), i, g, scales->entry->shape[0]);
     }
     return {};
   }
@@ -133,7 +152,8 @@ Result<std::optional<QuantScheme>> QuantScheme::read(Config& c) {
   MI_TRY(s.method_, json_get<std::string>(q, "quant_method", what));
   if (std::find(kMethods.begin(), kMethods.end(), s.method_) == kMethods.end()) {
     const std::string near = nearest_name(s.method_, kMethods);
-    return bad_input("{}: quant_method '{}' is not known{}; known are {}", what, s.method_, near.empty() ? "" : fmt::format(" (did you mean '{}'?)", near), fmt::join(kMethods, ", "));
+    return bad_input("{}: quant_method '{}' is not known{}; known are {}", what, s.method_,
+                     near.empty() ? "" : fmt::format(" (did you mean '{}'?)", near), fmt::join(kMethods, ", "));
   }
   if (s.method_ == "compressed-tensors") {
     MI_TRY_VOID(s.read_compressed_tensors(q, what));
@@ -142,14 +162,16 @@ Result<std::optional<QuantScheme>> QuantScheme::read(Config& c) {
   s.unsupported_ = fmt::format("quant_method '{}'", s.method_);
   if (!field(q, "weight_block_size").is_null()) {
     MI_TRY(s.block_, json_get<std::vector<int64_t>>(q, "weight_block_size", what));
-    if (s.block_.size() != 2 || s.block_[0] < 1 || s.block_[1] < 1) return bad_input("{}: weight_block_size: expected two sizes", what);
+    if (s.block_.size() != 2 || s.block_[0] < 1 || s.block_[1] < 1)
+      return bad_input("{}: weight_block_size: expected two sizes", what);
   }
   return std::optional(std::move(s));
 }
 
 Status QuantScheme::read_compressed_tensors(const Json& q, const std::string& what) {
   MI_TRY(const std::string format, json_get<std::string>(q, "format", what));
-  if (format != "int-quantized") unsupported_ = fmt::format("quant_method 'compressed-tensors' with format '{}'", format);
+  if (format != "int-quantized")
+    unsupported_ = fmt::format("quant_method 'compressed-tensors' with format '{}'", format);
   MI_TRY(const auto ignore, json_get_or<std::vector<std::string>>(q, "ignore", {}, what));
   for (const std::string& p : ignore) {
     MI_TRY_VOID(check_pattern(p, what + ": ignore"));
@@ -166,22 +188,29 @@ Status QuantScheme::read_compressed_tensors(const Json& q, const std::string& wh
       targets_.push_back({p});
     }
     const Json w = field(g, "weights"), x = field(g, "input_activations");
-    const std::pair<const char*, Json> weights[] = {{"num_bits", 8},     {"type", "int"},    {"strategy", "channel"}, {"symmetric", true},
-                                                    {"dynamic", false},  {"group_size", {}}, {"block_structure", {}}, {"actorder", {}}};
-    const std::pair<const char*, Json> inputs[] = {{"num_bits", 8}, {"type", "int"}, {"strategy", "token"}, {"symmetric", true}, {"dynamic", true}};
+    const std::pair<const char*, Json> weights[] = {
+        {"num_bits", 8},    {"type", "int"},    {"strategy", "channel"}, {"symmetric", true},
+        {"dynamic", false}, {"group_size", {}}, {"block_structure", {}}, {"actorder", {}}};
+    const std::pair<const char*, Json> inputs[] = {
+        {"num_bits", 8}, {"type", "int"}, {"strategy", "token"}, {"symmetric", true}, {"dynamic", true}};
     for (const auto& [key, only] : weights) MI_TRY_VOID(demand(w, key, only, at + ".weights", &odd));
     for (const auto& [key, only] : inputs) MI_TRY_VOID(demand(x, key, only, at + ".input_activations", &odd));
     MI_TRY_VOID(demand(g, "output_activations", Json(), at, &odd));
     const Json own = field(g, "format");
     if (!own.is_null() && own != format && odd.empty()) odd = fmt::format("{}.format {}", at, dump_json(own));
   }
-  for (const char* key : {"kv_cache_scheme", "transform_config"}) MI_TRY_VOID(demand(q, key, Json(), "quantization_config", &odd));
+  for (const char* key : {"kv_cache_scheme", "transform_config"})
+    MI_TRY_VOID(demand(q, key, Json(), "quantization_config", &odd));
   const Json sparsity = field(q, "sparsity_config");
-  if (sparsity.is_object() && !sparsity.empty() && field(sparsity, "format") != "dense" && odd.empty()) odd = "sparsity_config " + dump_json(sparsity);
+  if (sparsity.is_object() && !sparsity.empty() && field(sparsity, "format") != "dense" && odd.empty())
+    odd = "sparsity_config " + dump_json(sparsity);
   const Json status = field(q, "quantization_status");
   if (!status.is_null() && status != "compressed" && odd.empty()) odd = "quantization_status " + dump_json(status);
   if (unsupported_.empty() && !odd.empty())
-    unsupported_ = fmt::format("quant_method 'compressed-tensors' with {} (supported: int8 weights per channel, int8 activations dynamic per token, both symmetric)", odd);
+    unsupported_ = fmt::format(
+        "quant_method 'compressed-tensors' with {} (supported: int8 weights per channel, int8 activations dynamic per "
+        "token, both symmetric)",
+        odd);
   return {};
 }
 
@@ -189,7 +218,10 @@ Status QuantScheme::check_tensors(const Checkpoint& k) const { return Checker(k,
 
 Error QuantScheme::refuse(const Checkpoint& k) const {
   if (auto s = check_tensors(k); !s.ok()) return s.error();
-  return bad_input("{}: {} is not supported yet; export takes float checkpoints and compressed-tensors int-quantized (W8A8) ones: use such a release of the model", path_, unsupported_);
+  return bad_input(
+      "{}: {} is not supported yet; export takes float checkpoints and compressed-tensors int-quantized (W8A8) ones: "
+      "use such a release of the model",
+      path_, unsupported_);
 }
 
 bool QuantScheme::matches(Pattern& p, const std::string& module) {
@@ -197,7 +229,7 @@ bool QuantScheme::matches(Pattern& p, const std::string& module) {
   if (p.text.starts_with("re:")) {
     thread_local std::map<std::string, std::regex> compiled;
     auto it = compiled.find(p.text);
-    if (it == compiled.end()) it = compiled.emplace(p.text, std::regex(p.text.substr(3), std::regex::ECMAScript)).first;
+    if (it == compiled.end()) it = compiled.emplace(p.text, std::regex(p.text.substr(3), kRegexFlags)).first;
     hit = module.size() < 1000 && std::regex_search(module, it->second, std::regex_constants::match_continuous);
   }
   if (hit) ++p.matches;
@@ -226,8 +258,12 @@ bool QuantScheme::is_targeted(const std::string& module) {
 
 std::vector<std::string> QuantScheme::notes() const {
   std::vector<std::string> out;
-  for (const Pattern& p : targets_) out.push_back(fmt::format("{}quantization target '{}': {} modules", p.matches ? "" : "warning: ", p.text, p.matches));
-  for (const Pattern& p : ignore_) out.push_back(fmt::format("{}quantization ignore '{}': {} modules", p.matches ? "" : "warning: ", p.text, p.matches));
+  for (const Pattern& p : targets_)
+    out.push_back(
+        fmt::format("{}quantization target '{}': {} modules", p.matches ? "" : "warning: ", p.text, p.matches));
+  for (const Pattern& p : ignore_)
+    out.push_back(
+        fmt::format("{}quantization ignore '{}': {} modules", p.matches ? "" : "warning: ", p.text, p.matches));
   return out;
 }
 

@@ -1,7 +1,7 @@
 #pragma once
 // quantization_config of a checkpoint. Taken as it is: compressed-tensors `int-quantized` with int8 weights per output
-// channel and int8 activations per token, both symmetric. Other formats are recognised, their tensors checked (scales there, of
-// the right shape, finite; group indices in range), and then refused: "not supported yet".
+// channel and int8 activations per token, both symmetric. Other formats are recognised, their tensors checked (scales
+// there, of the right shape, finite; group indices in range), and then refused: "not supported yet".
 
 #include <map>
 #include <optional>
@@ -38,8 +38,8 @@ class QuantScheme {
   };
   static bool matches(Pattern& p, const std::string& module);
 
-  std::string path_, method_, unsupported_;     // unsupported_: what is not supported, "" = all is well
-  std::vector<int64_t> block_;                  // fp8: weight_block_size
+  std::string path_, method_, unsupported_;  // unsupported_: what is not supported, "" = all is well
+  std::vector<int64_t> block_;               // fp8: weight_block_size
   std::vector<Pattern> targets_, ignore_;
 };
 

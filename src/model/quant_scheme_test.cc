@@ -37,7 +37,8 @@ TEST(W8A8, WeightsAndScalesAreKept) {
   const TensorView q = m.weight("layers.0.attn.q.weight");
   EXPECT_EQ(q.dtype, DType::kI8);
   EXPECT_EQ(std::vector(q.data, q.data + q.bytes), c.tensors[kQ].data);
-  EXPECT_EQ(to_f32_vector(m.weight("layers.0.attn.q.weight_scale")), to_f32_vector(c.tensors[std::string(kQ) + "_scale"].view()));
+  EXPECT_EQ(to_f32_vector(m.weight("layers.0.attn.q.weight_scale")),
+            to_f32_vector(c.tensors[std::string(kQ) + "_scale"].view()));
   const TensorView gate = m.weight("layers.1.moe.experts.gate.weight");
   EXPECT_EQ(gate.shape, (Shape{8, 64, 128}));
   const auto& third = c.tensors["model.layers.1.mlp.experts.3.gate_proj.weight"].data;
@@ -47,9 +48,11 @@ TEST(W8A8, WeightsAndScalesAreKept) {
   EXPECT_TRUE(std::equal(third_scale.begin(), third_scale.end(), scale.begin() + 3 * 64));
 
   const ir::Block& b = m.graph.blocks[0];
-  EXPECT_EQ(std::count_if(b.nodes.begin(), b.nodes.end(), [](const ir::Node& n) { return n.op == Op::kQuantize; }), 4);   // a, o, m, h
+  EXPECT_EQ(std::count_if(b.nodes.begin(), b.nodes.end(), [](const ir::Node& n) { return n.op == Op::kQuantize; }),
+            4);  // a, o, m, h
   for (const ir::WeightDecl& d : b.weights)
-    EXPECT_EQ(d.format == ir::WeightFormat::kW8A8, d.mark == ir::Mark::kAttention || d.mark == ir::Mark::kExpert) << d.name;
+    EXPECT_EQ(d.format == ir::WeightFormat::kW8A8, d.mark == ir::Mark::kAttention || d.mark == ir::Mark::kExpert)
+        << d.name;
   EXPECT_THAT(r->notes, Contains(HasSubstr("ignore 'lm_head': 1")));
 }
 
@@ -78,6 +81,13 @@ TEST(W8A8, PatternsAreMatchedFromTheStart) {
   EXPECT_THAT(refusal(c.run()), HasSubstr("does not target it"));
   c.group()["targets"] = Json::array({"re:("});
   EXPECT_THAT(refusal(c.run()), HasSubstr("'re:('"));
+}
+
+TEST(W8A8, HostilePatternsEnd) {
+  W8A8 c;
+  c.quant()["ignore"].push_back("re:(([a-z0-9._]*)*)*#");
+  c.quant()["ignore"].push_back("re:" + std::string(400, '(') + "a" + std::string(400, ')'));
+  EXPECT_TRUE(c.run().ok());
 }
 
 TEST(W8A8, ListWithoutMatchesIsReported) {
@@ -115,9 +125,15 @@ TEST(W8A8, OtherSchemesAreNotSupportedYet) {
       {"symmetric false", [](W8A8& c) { c.group()["weights"]["symmetric"] = false; }},
       {"num_bits 4", [](W8A8& c) { c.group()["weights"]["num_bits"] = 4; }},
       {"input_activations", [](W8A8& c) { c.group()["input_activations"] = nullptr; }},
-      {"kv_cache_scheme", [](W8A8& c) { c.quant()["kv_cache_scheme"] = {{"num_bits", 8}}; }},
+      {"kv_cache_scheme",
+       [](W8A8& c) {
+         c.quant()["kv_cache_scheme"] = {{"num_bits", 8}};
+       }},
       {"float-quantized", [](W8A8& c) { c.quant()["format"] = "float-quantized"; }},
-      {"'gptq'", [](W8A8& c) { c.config["quantization_config"] = {{"quant_method", "gptq"}, {"bits", 4}}; }},
+      {"'gptq'",
+       [](W8A8& c) {
+         c.config["quantization_config"] = {{"quant_method", "gptq"}, {"bits", 4}};
+       }},
   };
   for (const auto& [word, change] : cases) {
     W8A8 c;

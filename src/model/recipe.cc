@@ -9,9 +9,12 @@ namespace mi::model {
 namespace {
 
 constexpr const char* kCommon = "common";
-const std::vector<std::string> kSections = {"norm", "attention", "rope", "window", "index", "activation", "mlp", "moe", "scalars"};
-const std::vector<std::string> kKeys = {"family", "model_types", "misspelled", "text_config", "config",       "require", "norm",    "attention",    "rope",        "window",
-                                        "index",  "activation",  "mlp",        "moe",         "scalars",      "tensors", "skip",    "extra_layers", "ignored_keys"};
+const std::vector<std::string> kSections = {"norm",       "attention", "rope", "window", "index",
+                                            "activation", "mlp",       "moe",  "scalars"};
+const std::vector<std::string> kKeys = {"family",  "model_types", "misspelled",   "text_config", "config",
+                                        "require", "norm",        "attention",    "rope",        "window",
+                                        "index",   "activation",  "mlp",          "moe",         "scalars",
+                                        "tensors", "skip",        "extra_layers", "ignored_keys"};
 
 std::string plain_type(std::string s) {
   for (char& c : s) c = c == '-' ? '_' : char(std::tolower(static_cast<unsigned char>(c)));
@@ -19,10 +22,12 @@ std::string plain_type(std::string s) {
 }
 
 Result<KeyType> key_type(const std::string& name, const std::string& what) {
-  static const std::map<std::string, KeyType> kTypes = {{"int", KeyType::kInt},   {"float", KeyType::kFloat},     {"bool", KeyType::kBool}, {"string", KeyType::kString},
-                                                        {"ints", KeyType::kInts}, {"strings", KeyType::kStrings}, {"any", KeyType::kAny}};
+  static const std::map<std::string, KeyType> kTypes = {
+      {"int", KeyType::kInt},   {"float", KeyType::kFloat},     {"bool", KeyType::kBool}, {"string", KeyType::kString},
+      {"ints", KeyType::kInts}, {"strings", KeyType::kStrings}, {"any", KeyType::kAny}};
   const auto it = kTypes.find(name);
-  if (it == kTypes.end()) return bad_input("{}: type '{}' is none of int, float, bool, string, ints, strings, any", what, name);
+  if (it == kTypes.end())
+    return bad_input("{}: type '{}' is none of int, float, bool, string, ints, strings, any", what, name);
   return it->second;
 }
 
@@ -49,7 +54,8 @@ Status merge_key(const Json& j, KeySpec* spec, const std::string& what) {
 Status merge_keys(const Json& j, KeySpecs* specs, const std::string& what) {
   if (j.is_null()) return {};
   if (!j.is_object()) return bad_input("{}: config: expected a mapping", what);
-  for (const auto& [name, key] : j.items()) MI_TRY_VOID(merge_key(key, &(*specs)[name], fmt::format("{}: config: {}", what, name)));
+  for (const auto& [name, key] : j.items())
+    MI_TRY_VOID(merge_key(key, &(*specs)[name], fmt::format("{}: config: {}", what, name)));
   return {};
 }
 
@@ -100,8 +106,10 @@ Status merge_bindings(const Json& j, const std::string& prefix, Bindings* b, con
 Status parse_tensors(const Json& common, const Json& own, Recipe* r, const std::string& what) {
   const Json tensors = own.contains("tensors") ? own["tensors"] : Json::object();
   MI_TRY_VOID(refuse_unknown_keys(tensors, {"include", "layer_prefix", "top", "layer"}, what + ": tensors"));
-  MI_TRY(r->layer_prefix, json_get_or<std::string>(tensors, "layer_prefix", common["layer_prefix"].get<std::string>(), what + ": tensors"));
-  if (r->layer_prefix.find("{layer}") == r->layer_prefix.npos) return bad_input("{}: tensors: layer_prefix has to hold {{layer}}", what);
+  MI_TRY(r->layer_prefix, json_get_or<std::string>(tensors, "layer_prefix", common["layer_prefix"].get<std::string>(),
+                                                   what + ": tensors"));
+  if (r->layer_prefix.find("{layer}") == r->layer_prefix.npos)
+    return bad_input("{}: tensors: layer_prefix has to hold {{layer}}", what);
   MI_TRY(const auto include, json_get_or<std::vector<std::string>>(tensors, "include", {}, what + ": tensors"));
   MI_TRY_VOID(merge_bindings(common["top"], "", &r->top, what));
   for (const std::string& g : include) {
@@ -113,7 +121,8 @@ Status parse_tensors(const Json& common, const Json& own, Recipe* r, const std::
     MI_TRY_VOID(merge_bindings(common["tensor_groups"][g], r->layer_prefix, &r->layer, what));
   }
   MI_TRY_VOID(merge_bindings(tensors.contains("top") ? tensors["top"] : Json(), "", &r->top, what + ": tensors: top"));
-  return merge_bindings(tensors.contains("layer") ? tensors["layer"] : Json(), r->layer_prefix, &r->layer, what + ": tensors: layer");
+  return merge_bindings(tensors.contains("layer") ? tensors["layer"] : Json(), r->layer_prefix, &r->layer,
+                        what + ": tensors: layer");
 }
 
 Status parse_skips(const Json& list, Recipe* r, const std::string& what) {
@@ -207,7 +216,8 @@ bool same_model_type(std::string a, std::string b) { return plain_type(std::move
 
 bool accepts(const Recipe& r, const std::string& type) {
   const auto fits = [&](const std::string& t) { return same_model_type(t, type); };
-  return std::any_of(r.model_types.begin(), r.model_types.end(), fits) || std::any_of(r.misspelled.begin(), r.misspelled.end(), fits);
+  return std::any_of(r.model_types.begin(), r.model_types.end(), fits) ||
+         std::any_of(r.misspelled.begin(), r.misspelled.end(), fits);
 }
 
 Result<Recipe> find_recipe(const std::string& type, const std::string& path) {
@@ -215,13 +225,16 @@ Result<Recipe> find_recipe(const std::string& type, const std::string& path) {
     if (!accepts(r, type)) continue;
     Recipe copy = r;
     for (const std::string& m : r.misspelled)
-      if (same_model_type(m, type)) copy.notes.push_back(fmt::format("model type '{}' is taken for '{}'", type, r.family));
+      if (same_model_type(m, type))
+        copy.notes.push_back(fmt::format("model type '{}' is taken for '{}'", type, r.family));
     return copy;
   }
   const std::vector<std::string> known = known_model_types();
   const std::string near = nearest_name(plain_type(type), known);
-  return bad_input("{}: model_type '{}' is not known{}; known are {}. A recipe for another model that is built of known blocks can be given with --family-file", path, type,
-                   near.empty() ? "" : fmt::format(" (did you mean '{}'?)", near), fmt::join(known, ", "));
+  return bad_input(
+      "{}: model_type '{}' is not known{}; known are {}. A recipe for another model that is built of known blocks can "
+      "be given with --family-file",
+      path, type, near.empty() ? "" : fmt::format(" (did you mean '{}'?)", near), fmt::join(known, ", "));
 }
 
 std::vector<std::string> known_families() {

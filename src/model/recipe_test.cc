@@ -15,8 +15,9 @@ using ::testing::Contains;
 using ::testing::HasSubstr;
 
 TEST(Families, AreKnown) {
-  EXPECT_THAT(known_families(), ::testing::UnorderedElementsAre("minimax_m3", "mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "dots1", "glm4_moe", "minimax_m2", "granitemoe",
-                                                                "ernie4_5_moe", "gpt_oss", "llama", "qwen3"));
+  EXPECT_THAT(known_families(), ::testing::UnorderedElementsAre(
+                                    "minimax_m3", "mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "dots1", "glm4_moe",
+                                    "minimax_m2", "granitemoe", "ernie4_5_moe", "gpt_oss", "llama", "qwen3"));
 }
 
 TEST(Families, HyphensAndTheSpellingInCirculation) {
@@ -32,12 +33,16 @@ TEST(Families, HyphensAndTheSpellingInCirculation) {
 }
 
 TEST(Families, UnknownTypeGetsTheListAndTheNearest) {
-  EXPECT_THAT(refusal(find_recipe("qwen3_mo", "config.json")), AllOf(HasSubstr("config.json: model_type 'qwen3_mo'"), HasSubstr("did you mean 'qwen3_moe'"), HasSubstr("gpt_oss")));
-  EXPECT_THAT(refusal(find_recipe("deepseek_v3", "config.json")), AllOf(HasSubstr("deepseek_v3"), HasSubstr("mixtral")));
+  EXPECT_THAT(refusal(find_recipe("qwen3_mo", "config.json")),
+              AllOf(HasSubstr("config.json: model_type 'qwen3_mo'"), HasSubstr("did you mean 'qwen3_moe'"),
+                    HasSubstr("gpt_oss")));
+  EXPECT_THAT(refusal(find_recipe("deepseek_v3", "config.json")),
+              AllOf(HasSubstr("deepseek_v3"), HasSubstr("mixtral")));
 }
 
 TEST(Families, TypeOfTheCommandLineAndOfTheConfigMustFit) {
-  EXPECT_THAT(refusal(check(data("goldens") / "mixtral", [](ExportOptions& o) { o.model_type = "olmoe"; })), AllOf(HasSubstr("mixtral"), HasSubstr("olmoe")));
+  EXPECT_THAT(refusal(check(data("goldens") / "mixtral", [](ExportOptions& o) { o.model_type = "olmoe"; })),
+              AllOf(HasSubstr("mixtral"), HasSubstr("olmoe")));
   Tiny tiny;
   TempDir tmp;
   Json c = tiny.config();
@@ -49,8 +54,8 @@ TEST(Families, TypeOfTheCommandLineAndOfTheConfigMustFit) {
   EXPECT_EQ(r->info.model_type, "qwen3-moe");
 }
 
-// A model that no built-in family describes: q and k normed per head, sigmoid router with selection bias under other names, a
-// shared MLP, one dense layer, renormalised with an epsilon and scaled, an extra layer to be skipped, tied.
+// A model that no built-in family describes: q and k normed per head, sigmoid router with selection bias under other
+// names, a shared MLP, one dense layer, renormalised with an epsilon and scaled, an extra layer to be skipped, tied.
 constexpr const char* kNewFamily = R"(
 family: hy_like
 model_types: [hy_like]
@@ -142,15 +147,19 @@ TEST(FamilyFile, ANewFamilyOfKnownBlocksNeedsNoCode) {
 TEST(FamilyFile, IsForItsModelTypes) {
   TempDir tmp;
   write_text(tmp / "hy.yaml", kNewFamily);
-  EXPECT_THAT(refusal(check(data("goldens") / "mixtral", [&](ExportOptions& o) { o.family_file = tmp / "hy.yaml"; })), AllOf(HasSubstr("mixtral"), HasSubstr("hy_like")));
+  EXPECT_THAT(refusal(check(data("goldens") / "mixtral", [&](ExportOptions& o) { o.family_file = tmp / "hy.yaml"; })),
+              AllOf(HasSubstr("mixtral"), HasSubstr("hy_like")));
 }
 
 TEST(Recipe, MistakesAreNamed) {
   const std::string head = "family: x\nmodel_types: [x]\n";
-  EXPECT_THAT(refusal(parse_recipe(head + "atention: {}\n", "x.yaml")), AllOf(HasSubstr("x.yaml"), HasSubstr("'atention'"), HasSubstr("'attention'")));
+  EXPECT_THAT(refusal(parse_recipe(head + "atention: {}\n", "x.yaml")),
+              AllOf(HasSubstr("x.yaml"), HasSubstr("'atention'"), HasSubstr("'attention'")));
   EXPECT_THAT(refusal(parse_recipe(head + "config: {k: {default: 1, typo: 2}}\n", "x.yaml")), HasSubstr("typo"));
-  EXPECT_THAT(refusal(parse_recipe(head + "config: {new: {default: 1}}\n", "x.yaml")), AllOf(HasSubstr("new"), HasSubstr("keys")));
-  EXPECT_THAT(refusal(parse_recipe(head + "tensors: {include: [atention]}\n", "x.yaml")), AllOf(HasSubstr("atention"), HasSubstr("experts")));
+  EXPECT_THAT(refusal(parse_recipe(head + "config: {new: {default: 1}}\n", "x.yaml")),
+              AllOf(HasSubstr("new"), HasSubstr("keys")));
+  EXPECT_THAT(refusal(parse_recipe(head + "tensors: {include: [atention]}\n", "x.yaml")),
+              AllOf(HasSubstr("atention"), HasSubstr("experts")));
   EXPECT_THAT(refusal(parse_recipe("model_types: [x]\n", "x.yaml")), HasSubstr("family is missing"));
   EXPECT_THAT(refusal(parse_recipe("[1, 2", "x.yaml")), HasSubstr("x.yaml"));
   EXPECT_THAT(refusal(parse_recipe(head + head, "x.yaml")), HasSubstr("twice"));
@@ -159,7 +168,9 @@ TEST(Recipe, MistakesAreNamed) {
 // A recipe's mistakes that show when it meets a checkpoint.
 std::string mistake(const std::string& extra) {
   TempDir tmp;
-  write_text(tmp / "x.yaml", "family: x\nmodel_types: [qwen3_moe]\nmlp: {}\ntensors: {include: [norms, attention, router, experts]}\n" + extra);
+  write_text(tmp / "x.yaml",
+             "family: x\nmodel_types: [qwen3_moe]\nmlp: {}\ntensors: {include: [norms, attention, router, experts]}\n" +
+                 extra);
   Tiny tiny;
   write_checkpoint(tmp / "m", tiny.config(), tiny.tensors());
   return refusal(check(tmp / "m", [&](ExportOptions& o) { o.family_file = tmp / "x.yaml"; }));
@@ -170,8 +181,10 @@ TEST(Recipe, MistakesInBlocksAreNamed) {
   EXPECT_THAT(mistake("attention: {qk_norm: both}\n"), HasSubstr("'both'"));
   EXPECT_THAT(mistake("attention: {kind: mla}\n"), AllOf(HasSubstr("mla"), HasSubstr("not supported yet")));
   EXPECT_THAT(mistake("attention: {heads: $haeds}\n"), AllOf(HasSubstr("haeds"), HasSubstr("heads")));
-  EXPECT_THAT(mistake("attention: {qk_norm: per_head}\nmoe: {score: softmax, renorm: yes_please}\n"), HasSubstr("renorm"));
-  EXPECT_THAT(mistake("attention: {qk_norm: per_head}\n"), HasSubstr("mlp.gate.weight"));      // dense, but nothing binds its tensors
+  EXPECT_THAT(mistake("attention: {qk_norm: per_head}\nmoe: {score: softmax, renorm: yes_please}\n"),
+              HasSubstr("renorm"));
+  EXPECT_THAT(mistake("attention: {qk_norm: per_head}\n"),
+              HasSubstr("mlp.gate.weight"));  // dense, but nothing binds its tensors
 }
 
 }  // namespace

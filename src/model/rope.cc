@@ -1,6 +1,6 @@
-// config.json's rope. v4 files have rope_theta and rope_scaling {type | rope_type, factor, ...}; v5 files have rope_parameters
-// {rope_theta, rope_type, ...}, possibly one per layer type; partial_rotary_factor or rotary_dim may stand in either place. All
-// places that speak must agree.
+// config.json's rope. v4 files have rope_theta and rope_scaling {type | rope_type, factor, ...}; v5 files have
+// rope_parameters {rope_theta, rope_type, ...}, possibly one per layer type; partial_rotary_factor or rotary_dim may
+// stand in either place. All places that speak must agree.
 
 #include <cmath>
 #include <numbers>
@@ -14,21 +14,34 @@ struct Setting {
   Json value;
   std::string source;
 };
-using Settings = std::map<std::string, Setting>;   // rope_type, rope_theta, factor, ...
+using Settings = std::map<std::string, Setting>;  // rope_type, rope_theta, factor, ...
 
-const std::vector<std::string> kKnown = {"rope_type",  "rope_theta",       "factor",    "original_max_position_embeddings", "attention_factor", "beta_fast", "beta_slow", "mscale",
-                                         "mscale_all_dim", "truncate", "low_freq_factor", "high_freq_factor", "partial_rotary_factor"};
+const std::vector<std::string> kKnown = {"rope_type",
+                                         "rope_theta",
+                                         "factor",
+                                         "original_max_position_embeddings",
+                                         "attention_factor",
+                                         "beta_fast",
+                                         "beta_slow",
+                                         "mscale",
+                                         "mscale_all_dim",
+                                         "truncate",
+                                         "low_freq_factor",
+                                         "high_freq_factor",
+                                         "partial_rotary_factor"};
 
 Status put(Settings* s, const std::string& key, const Json& v, const std::string& source, const Config& c) {
   if (v.is_null()) return {};
   const auto [it, added] = s->try_emplace(key, Setting{v, source});
   if (!added && it->second.value != v)
-    return bad_input("{}: {} is {} and {} is {}: one of them is wrong, correct the file", c.path(), it->second.source, dump_json(it->second.value), source, dump_json(v));
+    return bad_input("{}: {} is {} and {} is {}: one of them is wrong, correct the file", c.path(), it->second.source,
+                     dump_json(it->second.value), source, dump_json(v));
   return {};
 }
 
 Status put_all(Settings* s, const Json& object, const std::string& source, const Config& c) {
-  for (const auto& [key, v] : object.items()) MI_TRY_VOID(put(s, key == "type" ? "rope_type" : key, v, source + "." + key, c));
+  for (const auto& [key, v] : object.items())
+    MI_TRY_VOID(put(s, key == "type" ? "rope_type" : key, v, source + "." + key, c));
   return {};
 }
 
@@ -42,7 +55,8 @@ class Reader {
       if (fallback) return *fallback;
       return bad_input("{}: the rope scaling needs {}", c_.path(), key);
     }
-    if (!it->second.value.is_number() || !std::isfinite(it->second.value.get<double>())) return bad_input("{}: {}: expected a number", c_.path(), it->second.source);
+    if (!it->second.value.is_number() || !std::isfinite(it->second.value.get<double>()))
+      return bad_input("{}: {}: expected a number", c_.path(), it->second.source);
     return it->second.value.get<double>();
   }
   Result<double> positive(const char* key, std::optional<double> fallback) const {
@@ -65,7 +79,8 @@ std::vector<float> base_frequencies(double theta, int64_t r) {
 
 double mscale(double factor, double m) { return factor <= 1 ? 1.0 : 0.1 * m * std::log(factor) + 1.0; }
 
-// d(n) = r ln(original / (2 pi n)) / (2 ln theta); below d(beta_fast) frequencies stay, above d(beta_slow) they are divided.
+// d(n) = r ln(original / (2 pi n)) / (2 ln theta); below d(beta_fast) frequencies stay, above d(beta_slow) they are
+// divided.
 Status yarn(const Reader& in, double theta, int64_t max_positions, const Config& c, RopeSpec* s, bool truncate) {
   MI_TRY(const double original, in.positive("original_max_position_embeddings", double(max_positions)));
   MI_TRY(const double factor, in.positive("factor", double(max_positions) / original));
@@ -73,9 +88,14 @@ Status yarn(const Reader& in, double theta, int64_t max_positions, const Config&
   MI_TRY(const double slow, in.positive("beta_slow", 1));
   if (theta <= 1) return bad_input("{}: yarn needs a rope_theta above 1", c.path());
   const double r = double(s->rotary_dim);
-  const auto d = [&](double turns) { return r * std::log(original / (turns * 2 * std::numbers::pi)) / (2 * std::log(theta)); };
+  const auto d = [&](double turns) {
+    return r * std::log(original / (turns * 2 * std::numbers::pi)) / (2 * std::log(theta));
+  };
   double low = d(fast), high = d(slow);
-  if (truncate) { low = std::floor(low); high = std::ceil(high); }
+  if (truncate) {
+    low = std::floor(low);
+    high = std::ceil(high);
+  }
   low = std::max(low, 0.0);
   high = std::min(high, r - 1);
   if (low == high) high += 0.001;
@@ -122,11 +142,16 @@ Result<int64_t> rotary_dim(const RopeRequest& q, const Reader& in, Config& c, co
   if (!source.empty()) {
     if (!rd.is_number_integer()) return bad_input("{}: {}: expected an integer", c.path(), source);
     if ((given || q.check_rotary_dim) && rd != dim)
-      return bad_input("{}: {} is {}, but {} of head_dim {} is {}: correct one of them", c.path(), source, dump_json(rd),
-                       given ? fmt::format("{} {}", s.at("partial_rotary_factor").source, partial) : fmt::format("the default part {}", partial), q.head_dim, dim);
+      return bad_input("{}: {} is {}, but {} of head_dim {} is {}: correct one of them", c.path(), source,
+                       dump_json(rd),
+                       given ? fmt::format("{} {}", s.at("partial_rotary_factor").source, partial)
+                             : fmt::format("the default part {}", partial),
+                       q.head_dim, dim);
     dim = rd.get<int64_t>();
   }
-  if (dim < 2 || dim % 2 != 0 || dim > q.head_dim) return bad_input("{}: {} of {} dimensions of a head would be rotated; an even number up to all is possible", c.path(), dim, q.head_dim);
+  if (dim < 2 || dim % 2 != 0 || dim > q.head_dim)
+    return bad_input("{}: {} of {} dimensions of a head would be rotated; an even number up to all is possible",
+                     c.path(), dim, q.head_dim);
   return dim;
 }
 
@@ -158,15 +183,18 @@ Result<RopeSpec> one_rope(const RopeRequest& q, const Settings& settings, Config
   } else if (type == "llama3") {
     MI_TRY_VOID(llama3(in, &s));
   } else if (type != "default") {
-    return bad_input("{}: {}: rope scaling '{}' is not supported; known are default, linear, llama3, yarn", c.path(), type_source, type);
+    return bad_input("{}: {}: rope scaling '{}' is not supported; known are default, linear, llama3, yarn", c.path(),
+                     type_source, type);
   }
   const auto theta_at = settings.find("rope_theta");
   const std::string of = layer_type.empty() ? "" : " of " + layer_type;
-  c.note("rope_theta" + of, fmt::format("{:g}", theta), theta_at == settings.end() ? "default" : theta_at->second.source);
+  c.note("rope_theta" + of, fmt::format("{:g}", theta),
+         theta_at == settings.end() ? "default" : theta_at->second.source);
   c.note("rope_type" + of, type, type_source);
   c.note("rotary_dim" + of, std::to_string(s.rotary_dim), fmt::format("of head_dim {}", q.head_dim));
   for (const auto& [key, v] : settings)
-    if (std::find(kKnown.begin(), kKnown.end(), key) == kKnown.end()) c.note("rope: " + key, dump_json(v.value), v.source + " (has no effect)");
+    if (std::find(kKnown.begin(), kKnown.end(), key) == kKnown.end())
+      c.note("rope: " + key, dump_json(v.value), v.source + " (has no effect)");
   return s;
 }
 
@@ -181,10 +209,12 @@ Result<std::vector<RopeSpec>> resolve_rope(const RopeRequest& q, Config& c) {
   for (const auto& [j, source] : {std::pair(&scaling, &scaling_source), std::pair(&parameters, &parameters_source)})
     if (!j->is_null() && !j->is_object()) return bad_input("{}: {}: expected an object", c.path(), *source);
 
-  std::vector<std::pair<std::string, const Json*>> sets;      // layer type -> its parameters
-  if (parameters.is_object() && !parameters.empty() && std::all_of(parameters.begin(), parameters.end(), [](const Json& v) { return v.is_object(); }))
+  std::vector<std::pair<std::string, const Json*>> sets;  // layer type -> its parameters
+  if (parameters.is_object() && !parameters.empty() &&
+      std::all_of(parameters.begin(), parameters.end(), [](const Json& v) { return v.is_object(); }))
     for (const auto& [type, p] : parameters.items()) sets.push_back({type, &p});
-  else sets.push_back({"", &parameters});
+  else
+    sets.push_back({"", &parameters});
 
   std::vector<RopeSpec> ropes;
   for (const auto& [type, p] : sets) {

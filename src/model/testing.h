@@ -84,9 +84,23 @@ inline Tensor random_bf16(Shape shape, uint64_t seed) {
 struct Tiny {
   int64_t hidden = 32, width = 16, experts = 4, layers = 1;
   Json config() const {
-    return Json{{"model_type", "qwen3_moe"}, {"vocab_size", 32}, {"hidden_size", hidden}, {"num_hidden_layers", layers}, {"num_attention_heads", 2}, {"num_key_value_heads", 1},
-                {"head_dim", 16}, {"num_experts", experts}, {"num_experts_per_tok", 2}, {"moe_intermediate_size", width}, {"intermediate_size", 48}, {"norm_topk_prob", true},
-                {"rms_norm_eps", 1e-6}, {"rope_theta", 10000.0}, {"max_position_embeddings", 64}, {"tie_word_embeddings", false}, {"eos_token_id", 2}};
+    return Json{{"model_type", "qwen3_moe"},
+                {"vocab_size", 32},
+                {"hidden_size", hidden},
+                {"num_hidden_layers", layers},
+                {"num_attention_heads", 2},
+                {"num_key_value_heads", 1},
+                {"head_dim", 16},
+                {"num_experts", experts},
+                {"num_experts_per_tok", 2},
+                {"moe_intermediate_size", width},
+                {"intermediate_size", 48},
+                {"norm_topk_prob", true},
+                {"rms_norm_eps", 1e-6},
+                {"rope_theta", 10000.0},
+                {"max_position_embeddings", 64},
+                {"tie_word_embeddings", false},
+                {"eos_token_id", 2}};
   }
   TensorMap tensors() const {
     TensorMap t;
@@ -129,7 +143,8 @@ inline Result<ExportReport> check(const Path& model_dir, const std::function<voi
   if (edit) edit(o);
   return export_model(o);
 }
-inline Result<ExportReport> export_to(const Path& model_dir, const Path& out, const std::function<void(ExportOptions&)>& edit = {}) {
+inline Result<ExportReport> export_to(const Path& model_dir, const Path& out,
+                                      const std::function<void(ExportOptions&)>& edit = {}) {
   Progress::set_quiet(true);
   return check(model_dir, [&](ExportOptions& o) {
     o.output = out;

@@ -19,16 +19,21 @@ Result<std::string> choose_template(const Json& v, const std::string& what, std:
   for (const Json& e : v) {
     MI_TRY(const std::string name, json_get<std::string>(e, "name", what + ": chat_template"));
     MI_TRY(const std::string text, json_get<std::string>(e, "template", what + ": chat_template"));
-    if (name == "default" || v.size() == 1) chosen = text;
-    else others += (others.empty() ? "" : ", ") + name;
+    if (name == "default" || v.size() == 1)
+      chosen = text;
+    else
+      others += (others.empty() ? "" : ", ") + name;
   }
-  if (chosen.empty() && !v.empty()) return bad_input("{}: chat_template: none of the templates ({}) is named default", what, others);
+  if (chosen.empty() && !v.empty())
+    return bad_input("{}: chat_template: none of the templates ({}) is named default", what, others);
   if (!others.empty()) notes->push_back(fmt::format("{}: the chat template 'default' is used, not {}", what, others));
   return chosen;
 }
 
 Status read_chat_template(const Path& dir, const Json& tokenizer_config, TokenizerFiles* t) {
-  MI_TRY(t->chat_template, choose_template(tokenizer_config.contains("chat_template") ? tokenizer_config["chat_template"] : Json(), "tokenizer_config.json", &t->notes));
+  MI_TRY(t->chat_template,
+         choose_template(tokenizer_config.contains("chat_template") ? tokenizer_config["chat_template"] : Json(),
+                         "tokenizer_config.json", &t->notes));
   std::string file_template, file_name;
   if (is_in_folder(dir, "chat_template.jinja")) {
     MI_TRY(const Path p, file_in_folder(dir, "chat_template.jinja", "the folder"));
@@ -37,11 +42,13 @@ Status read_chat_template(const Path& dir, const Json& tokenizer_config, Tokeniz
   } else if (is_in_folder(dir, "chat_template.json")) {
     MI_TRY(const Path p, file_in_folder(dir, "chat_template.json", "the folder"));
     MI_TRY(const Json j, read_json(p));
-    MI_TRY(file_template, choose_template(j.is_object() && j.contains("chat_template") ? j["chat_template"] : Json(), "chat_template.json", &t->notes));
+    MI_TRY(file_template, choose_template(j.is_object() && j.contains("chat_template") ? j["chat_template"] : Json(),
+                                          "chat_template.json", &t->notes));
     file_name = "chat_template.json";
   }
   if (file_name.empty()) return {};
-  if (!t->chat_template.empty() && t->chat_template != file_template) t->notes.push_back(fmt::format("{} is used; tokenizer_config.json holds another chat template", file_name));
+  if (!t->chat_template.empty() && t->chat_template != file_template)
+    t->notes.push_back(fmt::format("{} is used; tokenizer_config.json holds another chat template", file_name));
   t->chat_template = std::move(file_template);
   return {};
 }
@@ -78,8 +85,9 @@ Result<TokenizerFiles> read_tokenizer_files(const Path& dir) {
   MI_TRY_VOID(read_chat_template(dir, tokenizer_config, &t));
   if (!t.has_tokenizer) {
     const bool sentencepiece = is_in_folder(dir, "tokenizer.model");
-    t.notes.push_back(fmt::format("warning: {} holds no tokenizer.json{}: the model takes token ids only; commands that need text will say so", dir.string(),
-                                  sentencepiece ? " (tokenizer.model has to be converted to it)" : ""));
+    t.notes.push_back(fmt::format(
+        "warning: {} holds no tokenizer.json{}: the model takes token ids only; commands that need text will say so",
+        dir.string(), sentencepiece ? " (tokenizer.model has to be converted to it)" : ""));
   }
   return t;
 }

@@ -1,7 +1,7 @@
 #pragma once
 // The text side of a checkpoint, brought into the form of a MIR directory's tokenizer/ folder: tokenizer.json,
-// tokenizer_config.json, generation_config.json as they are, and one chat_template.jinja, whichever of the three usual places
-// it comes from. Each file may be absent.
+// tokenizer_config.json, generation_config.json as they are, and one chat_template.jinja, whichever of the three usual
+// places it comes from. Each file may be absent.
 
 #include <string>
 #include <vector>
@@ -12,10 +12,10 @@
 namespace mi::model {
 
 struct TokenizerFiles {
-  std::vector<std::pair<std::string, Path>> copies;     // name in tokenizer/, source
-  std::string chat_template;                            // "" = none
+  std::vector<std::pair<std::string, Path>> copies;  // name in tokenizer/, source
+  std::string chat_template;                         // "" = none
   bool has_tokenizer = false;
-  std::vector<int64_t> eos_ids;                         // generation_config.json's; empty = it says nothing
+  std::vector<int64_t> eos_ids;  // generation_config.json's; empty = it says nothing
   std::vector<std::string> notes;
 };
 

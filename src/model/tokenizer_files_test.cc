@@ -17,11 +17,13 @@ TEST(TokenizerFiles, TemplateOfTheConfigFileOrListOfThem) {
   TempDir tmp;
   write_text(tmp / "tokenizer_config.json", R"({"chat_template": "A"})");
   EXPECT_EQ(read_tokenizer_files(tmp.path())->chat_template, "A");
-  write_text(tmp / "tokenizer_config.json", R"({"chat_template": [{"name": "tool_use", "template": "T"}, {"name": "default", "template": "D"}]})");
+  write_text(tmp / "tokenizer_config.json",
+             R"({"chat_template": [{"name": "tool_use", "template": "T"}, {"name": "default", "template": "D"}]})");
   const auto list = read_tokenizer_files(tmp.path());
   EXPECT_EQ(list->chat_template, "D");
   EXPECT_THAT(list->notes, Contains(HasSubstr("tool_use")));
-  write_text(tmp / "tokenizer_config.json", R"({"chat_template": [{"name": "a", "template": "T"}, {"name": "b", "template": "D"}]})");
+  write_text(tmp / "tokenizer_config.json",
+             R"({"chat_template": [{"name": "a", "template": "T"}, {"name": "b", "template": "D"}]})");
   EXPECT_THAT(refusal(read_tokenizer_files(tmp.path())), HasSubstr("default"));
   write_text(tmp / "tokenizer_config.json", R"({"chat_template": "A"})");
   write_text(tmp / "chat_template.jinja", "J");

@@ -8,7 +8,9 @@ namespace {
 
 template <typename T>
 void gather_as(const StridedView& v, int64_t begin, int64_t n, T* out) {
-  const auto src = [&](int64_t element) { return v.data + element * int64_t(sizeof(T)); };   // a file's data need not be aligned
+  const auto src = [&](int64_t element) {
+    return v.data + element * int64_t(sizeof(T));
+  };  // a file's data need not be aligned
   const size_t rank = v.dim.size();
   const int64_t cols = v.dim[rank - 1], step = v.stride[rank - 1];
   int64_t row = begin / cols, col = begin % cols;
@@ -31,7 +33,8 @@ void gather_as(const StridedView& v, int64_t begin, int64_t n, T* out) {
   }
 }
 
-// Whole rows of a transposed matrix: neighbouring rows lie beside each other in the source, so it is walked column by column.
+// Whole rows of a transposed matrix: neighbouring rows lie beside each other in the source, so it is walked column by
+// column.
 template <typename T>
 void gather_transposed(const StridedView& v, int64_t first_row, int64_t rows, T* out) {
   const size_t rank = v.dim.size();
@@ -44,9 +47,11 @@ void gather_transposed(const StridedView& v, int64_t first_row, int64_t rows, T*
     }
     const int64_t r0 = first_row % per_matrix, take = std::min({rows, per_matrix - r0, int64_t(32)});
     const std::byte* base = v.data + (at + r0 * v.stride[rank - 2]) * int64_t(sizeof(T));
-    const int64_t col_bytes = v.stride[rank - 1] * int64_t(sizeof(T)), row_bytes = v.stride[rank - 2] * int64_t(sizeof(T));
+    const int64_t col_bytes = v.stride[rank - 1] * int64_t(sizeof(T)),
+                  row_bytes = v.stride[rank - 2] * int64_t(sizeof(T));
     for (int64_t k = 0; k < cols; ++k)
-      for (int64_t r = 0; r < take; ++r) std::memcpy(out + r * cols + k, base + k * col_bytes + r * row_bytes, sizeof(T));
+      for (int64_t r = 0; r < take; ++r)
+        std::memcpy(out + r * cols + k, base + k * col_bytes + r * row_bytes, sizeof(T));
     out += take * cols;
     first_row += take;
     rows -= take;
@@ -82,11 +87,14 @@ Result<ViewOp> parse_op(const Json& j, Config& c, const std::string& what) {
     }
     if (name == "orient" && args.size() == 2) return ViewOp{Kind::kOrient, args};
     if (name == "half" && args.size() == 1 && (args[0] == 0 || args[0] == 1)) return ViewOp{Kind::kHalf, args};
-    if (name == "every" && args.size() == 2 && args[0] > 0 && args[1] >= 0 && args[1] < args[0]) return ViewOp{Kind::kEvery, args};
+    if (name == "every" && args.size() == 2 && args[0] > 0 && args[1] >= 0 && args[1] < args[0])
+      return ViewOp{Kind::kEvery, args};
     if (name == "rows" && args.size() == 2 && args[0] >= 0 && args[1] > 0) return ViewOp{Kind::kRows, args};
     if (name == "reshape" && !args.empty() && args.size() <= 4) return ViewOp{Kind::kReshape, args};
   }
-  return bad_input("{}: ops: {} is none of transpose, squeeze, orient, half, every, rows, reshape, or its numbers are wrong", what, dump_json(j));
+  return bad_input(
+      "{}: ops: {} is none of transpose, squeeze, orient, half, every, rows, reshape, or its numbers are wrong", what,
+      dump_json(j));
 }
 
 }  // namespace
@@ -142,10 +150,14 @@ Result<StridedView> apply(const std::vector<ViewOp>& ops, StridedView v, bool is
         const int64_t n = op.args[0], k = op.args[1];
         if (rank < 2) return bad_input("has shape {}, expected a matrix", shape);
         if (n == k)
-          return bad_input("has shape {}: with {} rows and {} columns wanted the shape cannot tell whether it is stored [out, in] or [in, out]; say so in a recipe "
-                           "(--family-file; transpose, or no orient)", shape, n, k);
+          return bad_input(
+              "has shape {}: with {} rows and {} columns wanted the shape cannot tell whether it is stored [out, in] "
+              "or [in, out]; say so in a recipe "
+              "(--family-file; transpose, or no orient)",
+              shape, n, k);
         if (v.dim[rank - 2] == n && v.dim[rank - 1] == k) break;
-        if (v.dim[rank - 2] != k || v.dim[rank - 1] != n) return bad_input("has shape {}, expected [.., {}, {}] or [.., {}, {}]", shape, n, k, k, n);
+        if (v.dim[rank - 2] != k || v.dim[rank - 1] != n)
+          return bad_input("has shape {}, expected [.., {}, {}] or [.., {}, {}]", shape, n, k, k, n);
         std::swap(v.dim[rank - 1], v.dim[rank - 2]);
         std::swap(v.stride[rank - 1], v.stride[rank - 2]);
         break;
@@ -156,25 +168,29 @@ Result<StridedView> apply(const std::vector<ViewOp>& ops, StridedView v, bool is
         std::swap(v.stride[rank - 1], v.stride[rank - 2]);
         break;
       case ViewOp::Kind::kHalf:
-        if (v.dim[row] % 2 != 0) return bad_input("has shape {}, whose {} rows do not divide into halves", shape, v.dim[row]);
+        if (v.dim[row] % 2 != 0)
+          return bad_input("has shape {}, whose {} rows do not divide into halves", shape, v.dim[row]);
         v.dim[row] /= 2;
         v.data += op.args[0] * v.dim[row] * v.stride[row] * int64_t(dtype_bytes(v.dtype));
         break;
       case ViewOp::Kind::kEvery:
-        if (v.dim[row] % op.args[0] != 0) return bad_input("has shape {}, whose {} rows are no multiple of {}", shape, v.dim[row], op.args[0]);
+        if (v.dim[row] % op.args[0] != 0)
+          return bad_input("has shape {}, whose {} rows are no multiple of {}", shape, v.dim[row], op.args[0]);
         v.dim[row] /= op.args[0];
         v.data += op.args[1] * v.stride[row] * int64_t(dtype_bytes(v.dtype));
         v.stride[row] *= op.args[0];
         break;
       case ViewOp::Kind::kRows:
         if (op.args[0] > v.dim[row] || op.args[1] > v.dim[row] - op.args[0])
-          return bad_input("has shape {}, which holds no rows {} to {}", shape, op.args[0], op.args[0] + op.args[1] - 1);
+          return bad_input("has shape {}, which holds no rows {} to {}", shape, op.args[0],
+                           op.args[0] + op.args[1] - 1);
         v.dim[row] = op.args[1];
         v.data += op.args[0] * v.stride[row] * int64_t(dtype_bytes(v.dtype));
         break;
       case ViewOp::Kind::kReshape: {
         const auto n = shape_count(op.args);
-        if (!v.contiguous() || !n || *n != v.count()) return bad_input("has shape {}, which cannot become {}", shape, shape_text(op.args));
+        if (!v.contiguous() || !n || *n != v.count())
+          return bad_input("has shape {}, which cannot become {}", shape, shape_text(op.args));
         v.dim = op.args;
         v.stride.assign(v.dim.size(), 1);
         for (size_t d = v.dim.size(); d-- > 1;) v.stride[d - 1] = v.stride[d] * v.dim[d];
@@ -195,10 +211,14 @@ Result<StridedView> apply(const std::vector<ViewOp>& ops, StridedView v, bool is
 void gather(const StridedView& v, int64_t begin, int64_t n, std::byte* out) {
   if (n == 0) return;
   switch (dtype_bytes(v.dtype)) {
-    case 1: return gather_any(v, begin, n, reinterpret_cast<uint8_t*>(out));
-    case 2: return gather_any(v, begin, n, reinterpret_cast<uint16_t*>(out));
-    case 4: return gather_any(v, begin, n, reinterpret_cast<uint32_t*>(out));
-    default: return gather_any(v, begin, n, reinterpret_cast<uint64_t*>(out));
+    case 1:
+      return gather_any(v, begin, n, reinterpret_cast<uint8_t*>(out));
+    case 2:
+      return gather_any(v, begin, n, reinterpret_cast<uint16_t*>(out));
+    case 4:
+      return gather_any(v, begin, n, reinterpret_cast<uint32_t*>(out));
+    default:
+      return gather_any(v, begin, n, reinterpret_cast<uint64_t*>(out));
   }
 }
 

@@ -1,8 +1,9 @@
 #pragma once
-// A tensor of a checkpoint seen through strides: how recipes turn one layout into another without copying. Operations of a
-// recipe's `ops` list, applied in order ("rows" are the second last dimension of a matrix, the last of a bias):
+// A tensor of a checkpoint seen through strides: how recipes turn one layout into another without copying. Operations
+// of a recipe's `ops` list, applied in order ("rows" are the second last dimension of a matrix, the last of a bias):
 //   transpose                 the last two dimensions change places
-//   {orient: [N, K]}          as transpose where the matrix is [K, N], nothing where it is [N, K]; refused when N = K: the shape
+//   {orient: [N, K]}          as transpose where the matrix is [K, N], nothing where it is [N, K]; refused when N = K:
+//   the shape
 //                             cannot tell which it is
 //   {half: 0|1}               the first or second half of the rows
 //   {every: [step, start]}    rows start, start + step, ...
@@ -23,7 +24,7 @@ namespace mi::model {
 struct StridedView {
   const std::byte* data = nullptr;
   DType dtype = DType::kF32;
-  std::vector<int64_t> dim, stride;    // stride in elements
+  std::vector<int64_t> dim, stride;  // stride in elements
   int64_t count() const;
   bool contiguous() const;
 };

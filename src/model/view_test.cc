@@ -32,7 +32,8 @@ TEST(View, TransposeAndRows) {
   EXPECT_THAT(all(*viewed(k2x6, Json::parse(R"(["transpose", {"half": 1}])"))), ElementsAre(3, 13, 4, 14, 5, 15));
   EXPECT_THAT(all(*viewed(k2x6, Json::parse(R"([{"rows": [1, 1]}])"))), ElementsAre(10, 11, 12, 13, 14, 15));
   EXPECT_THAT(all(*viewed(k2x6, Json::parse(R"([{"every": [3, 2]}])"), true)), ElementsAre(2, 5, 12, 15));
-  EXPECT_THAT(all(*viewed(k2x6, Json::parse(R"([{"reshape": [3, 4]}, {"rows": [2, 1]}])"))), ElementsAre(12, 13, 14, 15));
+  EXPECT_THAT(all(*viewed(k2x6, Json::parse(R"([{"reshape": [3, 4]}, {"rows": [2, 1]}])"))),
+              ElementsAre(12, 13, 14, 15));
 }
 
 TEST(View, OrientDecidesByShape) {
@@ -52,14 +53,16 @@ TEST(View, PartsOfAGatherAreThoseOfTheWhole) {
     const int64_t cols = v.dim.back();
     for (const int64_t step : {int64_t(1), int64_t(7), cols, 3 * cols, 50 * cols}) {
       std::vector<float> pieces(whole.size());
-      for (int64_t at = 0; at < v.count(); at += step) gather(v, at, std::min(step, v.count() - at), reinterpret_cast<std::byte*>(pieces.data() + at));
+      for (int64_t at = 0; at < v.count(); at += step)
+        gather(v, at, std::min(step, v.count() - at), reinterpret_cast<std::byte*>(pieces.data() + at));
       EXPECT_EQ(pieces, whole) << ops << " " << step;
     }
-    int64_t i = 0;      // against the definition
+    int64_t i = 0;  // against the definition
     for (int64_t a = 0; a < v.dim[0]; ++a)
       for (int64_t b = 0; b < v.dim[1]; ++b)
         for (int64_t d = 0; d < v.dim[2]; ++d, ++i)
-          ASSERT_EQ(whole[size_t(i)], reinterpret_cast<const float*>(v.data)[a * v.stride[0] + b * v.stride[1] + d * v.stride[2]]);
+          ASSERT_EQ(whole[size_t(i)],
+                    reinterpret_cast<const float*>(v.data)[a * v.stride[0] + b * v.stride[1] + d * v.stride[2]]);
   }
 }
 

@@ -9,7 +9,8 @@ namespace {
 
 constexpr int64_t kChunkBytes = int64_t(1) << 20;
 
-// A float's bits without the sign order as its magnitude does: the largest of a row tells whether it holds NaN or infinity
+// A float's bits without the sign order as its magnitude does: the largest of a row tells whether it holds NaN or
+// infinity
 // (>= infinity) or only subnormal numbers (< least_normal).
 template <typename U>
 Scan scan_bits(const std::byte* data, int64_t rows, int64_t cols, U infinity, U least_normal) {
@@ -37,10 +38,14 @@ Scan scan_bits(const std::byte* data, int64_t rows, int64_t cols, U infinity, U 
 
 Scan scan_floats(const std::byte* data, DType t, int64_t rows, int64_t cols) {
   switch (t) {
-    case DType::kBF16: return scan_bits<uint16_t>(data, rows, cols, 0x7f80, 0x0080);
-    case DType::kF16: return scan_bits<uint16_t>(data, rows, cols, 0x7c00, 0x0400);
-    case DType::kF32: return scan_bits<uint32_t>(data, rows, cols, 0x7f800000u, 0x00800000u);
-    default: return {};
+    case DType::kBF16:
+      return scan_bits<uint16_t>(data, rows, cols, 0x7f80, 0x0080);
+    case DType::kF16:
+      return scan_bits<uint16_t>(data, rows, cols, 0x7c00, 0x0400);
+    case DType::kF32:
+      return scan_bits<uint32_t>(data, rows, cols, 0x7f800000u, 0x00800000u);
+    default:
+      return {};
   }
 }
 
@@ -68,15 +73,19 @@ Status WeightWriter::write_part(const std::string& full, const Source& s, size_t
       const bool experts = s.shape.size() == 3;
       float value = 0;
       convert_to_f32(chunk + scan.bad * element, s.dtype, &value, 1);
-      return bad_input("{}: tensor {} holds {} ({}{}, row {}, column {}); the checkpoint is damaged, fetch it again", p.tensor->path(), p.tensor->name(),
-                       std::isnan(value) ? "NaN" : "infinity", full, experts ? fmt::format(", expert {}", row / s.shape[1]) : "", experts ? row % s.shape[1] : row, scan.bad % cols);
+      return bad_input("{}: tensor {} holds {} ({}{}, row {}, column {}); the checkpoint is damaged, fetch it again",
+                       p.tensor->path(), p.tensor->name(), std::isnan(value) ? "NaN" : "infinity", full,
+                       experts ? fmt::format(", expert {}", row / s.shape[1]) : "", experts ? row % s.shape[1] : row,
+                       scan.bad % cols);
     }
     subnormal += scan.subnormal_rows;
     const size_t bytes = size_t(n * cols * element);
     MI_TRY_VOID(out_->write({chunk, bytes}));
     progress_->advance(bytes, full);
   }
-  if (subnormal > 0) notes_->push_back(fmt::format("warning: {}: tensor {}: {} rows hold nothing but subnormal numbers", p.tensor->path(), p.tensor->name(), subnormal));
+  if (subnormal > 0)
+    notes_->push_back(fmt::format("warning: {}: tensor {}: {} rows hold nothing but subnormal numbers",
+                                  p.tensor->path(), p.tensor->name(), subnormal));
   if (int64_t(source_bytes) >= kChunkBytes) file.drop(p.tensor->entry->begin, source_bytes);
   return {};
 }
@@ -95,7 +104,8 @@ Status WeightWriter::write_scales(const std::string& full, const Source& s) {
     const std::vector<float> scale = to_f32_vector(p.tensor->view());
     for (size_t i = 0; i < scale.size(); ++i)
       if (!std::isfinite(scale[i]) || scale[i] < 0)
-        return bad_input("{}: tensor {}: the scale of row {} is {} (for {})", p.tensor->path(), p.tensor->name(), i, scale[i], full);
+        return bad_input("{}: tensor {}: the scale of row {} is {} (for {})", p.tensor->path(), p.tensor->name(), i,
+                         scale[i], full);
     MI_TRY_VOID(out_->write(std::as_bytes(std::span(scale))));
     progress_->advance(scale.size() * 4, full);
   }

@@ -9,7 +9,7 @@ constexpr int kMaxDepth = 32;
 constexpr int64_t kMaxValues = 1'000'000;
 
 Json scalar(const YAML::Node& n) {
-  if (n.Tag() == "!") return n.Scalar();      // quoted
+  if (n.Tag() == "!") return n.Scalar();  // quoted
   bool b = false;
   int64_t i = 0;
   double d = 0;
@@ -44,7 +44,8 @@ class Converter {
     for (const auto& e : n) {
       if (!e.first.IsScalar()) return bad_input("{}: line {}: a key has to be a word", what_, e.first.Mark().line + 1);
       const std::string key = e.first.Scalar();
-      if (map.contains(key)) return bad_input("{}: line {}: the key '{}' occurs twice", what_, e.first.Mark().line + 1, key);
+      if (map.contains(key))
+        return bad_input("{}: line {}: the key '{}' occurs twice", what_, e.first.Mark().line + 1, key);
       MI_TRY(map[key], convert(e.second, depth + 1));
     }
     return map;
