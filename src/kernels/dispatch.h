@@ -2,9 +2,10 @@
 // Choice among the builds of a float kernel that is written once against simd.h and compiled per ISA. All builds return
 // the same bits, so the choice is about speed only.
 //
-//   // quantize.cc                                          // quantize_impl.h, included by quantize_{scalar,avx2,avx512}.cc
-//   MI_KERNEL(void, quantize_rows, (const float* x, ...))   namespace mi::kernels::MI_ISA { void quantize_rows(...) {...} }
-//   ... MI_PICK(quantize_rows, cpu)(x, ...);
+//   quantize.cc:         MI_KERNEL(void, quantize_rows_impl, (const float* x, ...))
+//                        ... MI_PICK(quantize_rows_impl, cpu)(x, ...);
+//   quantize_impl.h:     namespace mi::kernels::MI_ISA { void quantize_rows_impl(...) {...} }
+//                        included by quantize_scalar.cc, quantize_avx2.cc and quantize_avx512.cc
 
 #include "hw/cpu.h"
 
@@ -25,8 +26,8 @@
     namespace mi::kernels::avx512 {    \
     ret name params;                   \
     }
-#  define MI_PICK(name, cpu)                              \
-    ((cpu).avx512 ? &::mi::kernels::avx512::name          \
-     : (cpu).avx2 ? &::mi::kernels::avx2::name            \
+#  define MI_PICK(name, cpu)                     \
+    ((cpu).avx512 ? &::mi::kernels::avx512::name \
+     : (cpu).avx2 ? &::mi::kernels::avx2::name   \
                   : &::mi::kernels::scalar::name)
 #endif

@@ -16,10 +16,10 @@
 
 namespace mi::kernels {
 
-enum class GemmFormat : uint8_t { kI8, kBF16, kF32 };   // of the packed weights
+enum class GemmFormat : uint8_t { kI8, kBF16, kF32 };  // of the packed weights
 
 struct GemmArgs {
-  int64_t m = 0, n = 0, k = 0;          // true sizes
+  int64_t m = 0, n = 0, k = 0;  // true sizes
   // Row i of x is at x + row(i) * x_stride, row(i) = x_rows ? x_rows[i] : i. int8: bytes [k, pad_k(k)) of a row must be
   // readable, their values do not matter; values are in [-127, 127]; the row's scale is the float x_scale_offset bytes
   // after the row's start.
@@ -27,19 +27,20 @@ struct GemmArgs {
   int64_t x_stride = 0;
   const int32_t* x_rows = nullptr;
   int64_t x_scale_offset = 0;
-  const void* w = nullptr;              // packed [pad_n(n), pad_k(k)]
-  const float* w_scale = nullptr;       // int8: [pad_n(n)]
-  const int32_t* w_colsum = nullptr;    // int8: [pad_n(n)], colsum_i8()
-  const float* bias = nullptr;          // [n], or none
+  const void* w = nullptr;            // packed [pad_n(n), pad_k(k)]
+  const float* w_scale = nullptr;     // int8: [pad_n(n)]
+  const int32_t* w_colsum = nullptr;  // int8: [pad_n(n)], colsum_i8()
+  const float* bias = nullptr;        // [n], or none
   float out_scale = 1;
-  const float* residual = nullptr;      // rows as y's, or none; may be y itself
+  const float* residual = nullptr;  // rows as y's, or none; may be y itself
   int64_t residual_stride = 0;
-  float* y = nullptr;                   // row i is at y + row(i) * y_stride, row(i) = y_rows ? y_rows[i] : i
+  float* y = nullptr;  // row i is at y + row(i) * y_stride, row(i) = y_rows ? y_rows[i] : i
   int64_t y_stride = 0;
   const int32_t* y_rows = nullptr;
 };
 
-// The part of a product that one call computes: rows [m_begin, m_end), columns of the 16-wide tiles [tile_begin, tile_end).
+// The part of a product that one call computes: rows [m_begin, m_end), columns of the 16-wide tiles [tile_begin,
+// tile_end).
 struct GemmRange {
   int64_t m_begin = 0, m_end = 0;
   int64_t tile_begin = 0, tile_end = 0;

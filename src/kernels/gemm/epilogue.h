@@ -1,5 +1,6 @@
 #pragma once
-// The last steps of a product, 16 columns of one row at a time: gemm/args.h has the formula. Included by the kernels' files.
+// The last steps of a product, 16 columns of one row at a time: gemm/args.h has the formula. Included by the kernels'
+// files.
 
 #include "kernels/gemm/args.h"
 #include "kernels/simd.h"
@@ -7,11 +8,17 @@
 namespace mi::kernels::MI_ISA {
 
 template <typename T>
-static inline T* gemm_row(T* base, int64_t stride, int64_t row) { return (T*)((char*)base + row * stride); }
+static inline T* gemm_row(T* base, int64_t stride, int64_t row) {
+  return (T*)((char*)base + row * stride);
+}
 static inline int64_t gemm_x_row(const GemmArgs& a, int64_t i) { return a.x_rows ? a.x_rows[i] : i; }
 static inline int64_t gemm_y_row(const GemmArgs& a, int64_t i) { return a.y_rows ? a.y_rows[i] : i; }
-static inline const int8_t* gemm_x_i8(const GemmArgs& a, int64_t i) { return (const int8_t*)a.x + gemm_x_row(a, i) * a.x_stride; }
-static inline const float* gemm_x_f32(const GemmArgs& a, int64_t i) { return gemm_row((const float*)a.x, a.x_stride, gemm_x_row(a, i)); }
+static inline const int8_t* gemm_x_i8(const GemmArgs& a, int64_t i) {
+  return (const int8_t*)a.x + gemm_x_row(a, i) * a.x_stride;
+}
+static inline const float* gemm_x_f32(const GemmArgs& a, int64_t i) {
+  return gemm_row((const float*)a.x, a.x_stride, gemm_x_row(a, i));
+}
 static inline float gemm_x_scale(const GemmArgs& a, const int8_t* row) {
   float s;
   memcpy(&s, row + a.x_scale_offset, sizeof s);
@@ -37,7 +44,8 @@ static inline void gemm_finish(const GemmArgs& a, int64_t i, int64_t tile, V16 v
   }
 }
 
-// acc: exact int32 sums, modulo 2^32 when `shifted` (activations were u8 = q + 128: the column sums are still to subtract).
+// acc: exact int32 sums, modulo 2^32 when `shifted` (activations were u8 = q + 128: the column sums are still to
+// subtract).
 static inline void gemm_finish_i8(const GemmArgs& a, int64_t i, int64_t tile, I16 acc, bool shifted, float x_scale) {
   typedef uint32_t U16 __attribute__((vector_size(64)));
   if (shifted) {

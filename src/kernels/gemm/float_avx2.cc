@@ -14,11 +14,12 @@ struct WeightF32 {
   static constexpr int kGroup = 1;
   static __m256 load(const char* line, int, int h) { return _mm256_loadu_ps((const float*)line + h * 8); }
 };
-struct WeightBf16 {   // 32-bit lanes: k even in the low half, k odd in the high half
+struct WeightBf16 {  // 32-bit lanes: k even in the low half, k odd in the high half
   static constexpr int kGroup = 2;
   static __m256 load(const char* line, int j, int h) {
     const __m256i v = _mm256_loadu_si256((const __m256i*)line + h);
-    return _mm256_castsi256_ps(j == 0 ? _mm256_slli_epi32(v, 16) : _mm256_and_si256(v, _mm256_set1_epi32(int(0xffff0000))));
+    return _mm256_castsi256_ps(j == 0 ? _mm256_slli_epi32(v, 16)
+                                      : _mm256_and_si256(v, _mm256_set1_epi32(int(0xffff0000))));
   }
 };
 

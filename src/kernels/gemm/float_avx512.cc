@@ -14,11 +14,12 @@ struct WeightF32 {
   static constexpr int kGroup = 1;
   static __m512 load(const char* line, int, int) { return _mm512_loadu_ps(line); }
 };
-struct WeightBf16 {   // 32-bit lanes: k even in the low half, k odd in the high half
+struct WeightBf16 {  // 32-bit lanes: k even in the low half, k odd in the high half
   static constexpr int kGroup = 2;
   static __m512 load(const char* line, int j, int) {
     const __m512i v = _mm512_loadu_si512(line);
-    return _mm512_castsi512_ps(j == 0 ? _mm512_slli_epi32(v, 16) : _mm512_and_si512(v, _mm512_set1_epi32(int(0xffff0000))));
+    return _mm512_castsi512_ps(j == 0 ? _mm512_slli_epi32(v, 16)
+                                      : _mm512_and_si512(v, _mm512_set1_epi32(int(0xffff0000))));
   }
 };
 

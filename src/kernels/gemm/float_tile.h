@@ -1,9 +1,9 @@
 #pragma once
-// The float products' loops, for a vector ISA given as a class V: Reg, kRegs registers for the 16 columns of a tile, zero,
-// broadcast, fma, and kSums, the registers that may hold sums. Weights through a class W: kGroup values of k lie together in
-// a 64-byte line; load(line, j, h) gives the j-th of them for the h-th register's columns, widened to float.
-// One chain of fma per output, k ascending, so the blocking below never changes a bit; a block of R rows and N tiles only
-// serves to have enough independent chains at work.
+// The float products' loops, for a vector ISA given as a class V: Reg, kRegs registers for the 16 columns of a tile,
+// zero, broadcast, fma, and kSums, the registers that may hold sums. Weights through a class W: kGroup values of k lie
+// together in a 64-byte line; load(line, j, h) gives the j-th of them for the h-th register's columns, widened to
+// float. One chain of fma per output, k ascending, so the blocking below never changes a bit; a block of R rows and N
+// tiles only serves to have enough independent chains at work.
 
 #include "kernels/gemm/epilogue.h"
 #include "kernels/gemm/pack.h"
@@ -19,24 +19,20 @@ static void float_block(const GemmArgs& a, const float* const* x, int64_t row, i
   const char* w = (const char*)a.w + tile * tile_bytes;
   typename V::Reg acc[R][N][H];
   MI_UNROLL
-  for (int i = 0; i < R; ++i)
-    MI_UNROLL
-    for (int t = 0; t < N; ++t)
-      MI_UNROLL
-      for (int h = 0; h < H; ++h) acc[i][t][h] = V::zero();
+  for (int i = 0; i < R; ++i) MI_UNROLL
+  for (int t = 0; t < N; ++t) MI_UNROLL
+  for (int h = 0; h < H; ++h) acc[i][t][h] = V::zero();
   auto step = [&](int64_t line, int j) __attribute__((always_inline)) {
     typename V::Reg wr[N][H];
     MI_UNROLL
-    for (int t = 0; t < N; ++t)
-      MI_UNROLL
-      for (int h = 0; h < H; ++h) wr[t][h] = W::load(w + t * tile_bytes + line * 64, j, h);
+    for (int t = 0; t < N; ++t) MI_UNROLL
+    for (int h = 0; h < H; ++h) wr[t][h] = W::load(w + t * tile_bytes + line * 64, j, h);
     MI_UNROLL
     for (int i = 0; i < R; ++i) {
       const typename V::Reg xr = V::broadcast(x[i][line * G + j]);
       MI_UNROLL
-      for (int t = 0; t < N; ++t)
-        MI_UNROLL
-        for (int h = 0; h < H; ++h) acc[i][t][h] = V::fma(xr, wr[t][h], acc[i][t][h]);
+      for (int t = 0; t < N; ++t) MI_UNROLL
+      for (int h = 0; h < H; ++h) acc[i][t][h] = V::fma(xr, wr[t][h], acc[i][t][h]);
     }
   };
   const int64_t lines = a.k / G;
@@ -47,7 +43,7 @@ static void float_block(const GemmArgs& a, const float* const* x, int64_t row, i
     for (int j = 0; j < G; ++j) step(line, j);
   }
   for (int64_t k = lines * G; k < a.k; ++k) step(lines, int(k - lines * G));
-  V16 sums[R][N];   // through memory: one copy of gemm_finish instead of R * N
+  V16 sums[R][N];  // through memory: one copy of gemm_finish instead of R * N
   memcpy(sums, acc, sizeof sums);
 #pragma GCC unroll 1
   for (int i = 0; i < R * N; ++i) gemm_finish(a, row + i / N, tile + i % N, sums[i / N][i % N]);
@@ -55,7 +51,8 @@ static void float_block(const GemmArgs& a, const float* const* x, int64_t row, i
 
 // `rows` <= R rows by all the range's tiles, N at a time.
 template <class V, class W, int R, int N>
-static void float_rows(const GemmArgs& a, const GemmRange& r, const float* const* x, int rows, int64_t row, int64_t& tile) {
+static void float_rows(const GemmArgs& a, const GemmRange& r, const float* const* x, int rows, int64_t row,
+                       int64_t& tile) {
   for (; tile + N <= r.tile_end; tile += N) float_block<V, W, R, N>(a, x, row, tile);
   if constexpr (N > 1) float_rows<V, W, R, N / 2>(a, r, x, rows, row, tile);
 }

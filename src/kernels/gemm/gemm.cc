@@ -13,14 +13,17 @@ namespace {
 void check_args(const GemmKernel& kernel, const GemmArgs& a) {
   MI_DCHECK(a.x && a.w && a.y, "{}: null operand", kernel.name);
   MI_DCHECK(a.k > 0 && a.k <= kMaxK && a.n > 0, "{}: n {} k {}", kernel.name, a.n, a.k);
-  MI_DCHECK(kernel.format != GemmFormat::kI8 || (a.w_scale && a.w_colsum && a.x_scale_offset > 0), "{}: int8 needs scales", kernel.name);
+  MI_DCHECK(kernel.format != GemmFormat::kI8 || (a.w_scale && a.w_colsum && a.x_scale_offset > 0),
+            "{}: int8 needs scales", kernel.name);
   MI_DCHECK(uintptr_t(a.w) % 64 == 0, "{}: weights not aligned", kernel.name);
 }
 
 }  // namespace
 
 void* thread_scratch(int64_t bytes) {
-  struct Free { void operator()(void* p) const { std::free(p); } };
+  struct Free {
+    void operator()(void* p) const { std::free(p); }
+  };
   static thread_local std::unique_ptr<void, Free> memory;
   static thread_local int64_t size = 0;
   if (size < bytes) {
@@ -45,8 +48,8 @@ void gemm_range(const GemmKernel& kernel, const GemmArgs& a, const GemmRange& r)
 void gemm_run(const GemmKernel& kernel, const GemmArgs& a, hw::ThreadPool& pool) {
   if (a.m == 0) return;
   const int64_t tiles = pad_n(a.n) / kNTile;
-  // Column blocks small enough that their weights (block * 16 * k elements) stay in the L2 cache while all row blocks pass,
-  // and enough of them for every thread to get several; multiples of 4 tiles, what a kernel computes at once.
+  // Column blocks small enough that their weights (block * 16 * k elements) stay in the L2 cache while all row blocks
+  // pass, and enough of them for every thread to get several; multiples of 4 tiles, what a kernel computes at once.
   const int64_t tile_bytes = kNTile * pad_k(a.k) * gemm_element_bytes(kernel.format);
   const int64_t row_blocks = (a.m + kMaxRangeRows - 1) / kMaxRangeRows;
   int64_t block = std::max<int64_t>(1, (int64_t(512) << 10) / tile_bytes);
@@ -56,7 +59,9 @@ void gemm_run(const GemmKernel& kernel, const GemmArgs& a, hw::ThreadPool& pool)
   // Row blocks of one column block are neighbours in the task order: its weights are still in a cache.
   auto part = [&](int64_t task, int) {
     const int64_t b = task / row_blocks, rb = task % row_blocks;
-    gemm_range(kernel, a, {rb * kMaxRangeRows, std::min((rb + 1) * kMaxRangeRows, a.m), b * block, std::min((b + 1) * block, tiles)});
+    gemm_range(
+        kernel, a,
+        {rb * kMaxRangeRows, std::min((rb + 1) * kMaxRangeRows, a.m), b * block, std::min((b + 1) * block, tiles)});
   };
   run_tasks(pool, blocks * row_blocks, part);
 }

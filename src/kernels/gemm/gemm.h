@@ -1,6 +1,6 @@
 #pragma once
-// Matrix products with packed weights: the kernels' register, choice by CPU, and the split over threads. The formulas, and
-// what each argument means, are in gemm/args.h.
+// Matrix products with packed weights: the kernels' register, choice by CPU, and the split over threads. The formulas,
+// and what each argument means, are in gemm/args.h.
 
 #include <span>
 #include <string>
@@ -14,19 +14,19 @@ namespace mi::kernels {
 
 // One row of gemm/kernels.inc.
 struct GemmKernel {
-  const char* name;             // "gemm_i8_avx512vnni"
+  const char* name;  // "gemm_i8_avx512vnni"
   GemmFormat format;
-  const char* needs;            // CPU features in words, "" for the reference
+  const char* needs;  // CPU features in words, "" for the reference
   bool (*runs_on)(const hw::CpuFeatures&);
   GemmFn run;
 };
 
-std::span<const GemmKernel> gemm_kernels();                  // best first within a format, the scalar reference last
+std::span<const GemmKernel> gemm_kernels();  // best first within a format, the scalar reference last
 const GemmKernel& select_gemm(GemmFormat format, const hw::CpuFeatures& cpu = hw::cpu());
 const GemmKernel& reference_gemm(GemmFormat format);
 
 constexpr int64_t gemm_element_bytes(GemmFormat f) { return f == GemmFormat::kI8 ? 1 : f == GemmFormat::kBF16 ? 2 : 4; }
-const char* gemm_format_name(GemmFormat f);                  // "int8", "bf16", "f32"
+const char* gemm_format_name(GemmFormat f);  // "int8", "bf16", "f32"
 constexpr int64_t gemm_scratch_bytes(int64_t k) { return kMaxRangeRows * pad_k(k) + 4096; }
 // The calling thread's scratch of at least `bytes`; kept and only ever grown, so steady work allocates nothing.
 void* thread_scratch(int64_t bytes);

@@ -1,6 +1,6 @@
-// Every kernel of the register that this machine can run, on the shapes of a model with 2048 hidden columns: giga-operations
-// (a multiply and an add are two) and weight bytes read per second. Weights rotate over kRotate bytes, so that few-row
-// products read them from memory, as a decode step does.
+// Every kernel of the register that this machine can run, on the shapes of a model with 2048 hidden columns:
+// giga-operations (a multiply and an add are two) and weight bytes read per second. Weights rotate over kRotate bytes,
+// so that few-row products read them from memory, as a decode step does.
 
 #include <benchmark/benchmark.h>
 
@@ -28,11 +28,15 @@ void run(benchmark::State& state, const GemmKernel& kernel, int threads) {
     a.w = w.as<char>(i++ % copies * bytes);
     gemm_run(kernel, a, pool);
   }
-  state.counters["GOPS"] = benchmark::Counter(2e-9 * double(m * n * k) * double(state.iterations()), benchmark::Counter::kIsRate);
-  state.counters["GB/s"] = benchmark::Counter(1e-9 * double(bytes) * double(state.iterations()), benchmark::Counter::kIsRate);
+  state.counters["GOPS"] =
+      benchmark::Counter(2e-9 * double(m * n * k) * double(state.iterations()), benchmark::Counter::kIsRate);
+  state.counters["GB/s"] =
+      benchmark::Counter(1e-9 * double(bytes) * double(state.iterations()), benchmark::Counter::kIsRate);
 }
 
-struct MoeShape { int64_t experts, k, hidden, inter; };
+struct MoeShape {
+  int64_t experts, k, hidden, inter;
+};
 
 void run_experts(benchmark::State& state, const MoeShape& s, int threads) {
   const int64_t tokens = state.range(0);
@@ -94,7 +98,8 @@ void run_experts(benchmark::State& state, const MoeShape& s, int threads) {
   }
   state.counters["GOPS"] =
       benchmark::Counter(6e-9 * double(tokens * s.k * s.hidden * s.inter) * double(steps), benchmark::Counter::kIsRate);
-  state.counters["GB/s"] = benchmark::Counter(3e-9 * double(s.hidden * s.inter) * double(active), benchmark::Counter::kIsRate);
+  state.counters["GB/s"] =
+      benchmark::Counter(3e-9 * double(s.hidden * s.inter) * double(active), benchmark::Counter::kIsRate);
 }
 
 void run_pack(benchmark::State& state) {
@@ -121,8 +126,18 @@ const int kRegistered = [] {
   }
   for (int threads : {1, 2})
     benchmark::RegisterBenchmark(("grouped_experts_128x8_2048x768/threads:" + std::to_string(threads)).c_str(),
-                                 [threads](benchmark::State& s) { run_experts(s, {128, 8, 2048, 768}, threads); })
-        ->ArgNames({"tokens"})->Arg(1)->Arg(4)->Arg(8)->Arg(32)->Arg(128)->Arg(512)->Arg(2048)->UseRealTime();
+                                 [threads](benchmark::State& s) {
+                                   run_experts(s, {128, 8, 2048, 768}, threads);
+                                 })
+        ->ArgNames({"tokens"})
+        ->Arg(1)
+        ->Arg(4)
+        ->Arg(8)
+        ->Arg(32)
+        ->Arg(128)
+        ->Arg(512)
+        ->Arg(2048)
+        ->UseRealTime();
   benchmark::RegisterBenchmark("pack_i8", run_pack);
   return 0;
 }();

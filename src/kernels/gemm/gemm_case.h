@@ -1,6 +1,6 @@
 #pragma once
-// Random problems for the tests and benchmarks of products. Buffers have exactly the size that the contract asks for, so
-// that AddressSanitizer sees any read beyond.
+// Random problems for the tests and benchmarks of products. Buffers have exactly the size that the contract asks for,
+// so that AddressSanitizer sees any read beyond.
 
 #include <cstring>
 #include <memory>
@@ -20,12 +20,20 @@ class AlignedBytes {
   explicit AlignedBytes(int64_t bytes) : size_(bytes), p_(std::aligned_alloc(64, size_t((bytes + 63) / 64 * 64))) {
     std::memset(p_.get(), 0, size_t((bytes + 63) / 64 * 64));
   }
-  template <typename T> T* as(int64_t byte_offset = 0) { return reinterpret_cast<T*>(static_cast<char*>(p_.get()) + byte_offset); }
-  template <typename T> const T* as(int64_t byte_offset = 0) const { return reinterpret_cast<const T*>(static_cast<const char*>(p_.get()) + byte_offset); }
+  template <typename T>
+  T* as(int64_t byte_offset = 0) {
+    return reinterpret_cast<T*>(static_cast<char*>(p_.get()) + byte_offset);
+  }
+  template <typename T>
+  const T* as(int64_t byte_offset = 0) const {
+    return reinterpret_cast<const T*>(static_cast<const char*>(p_.get()) + byte_offset);
+  }
   int64_t size() const { return size_; }
 
  private:
-  struct Free { void operator()(void* p) const { std::free(p); } };
+  struct Free {
+    void operator()(void* p) const { std::free(p); }
+  };
   int64_t size_ = 0;
   std::unique_ptr<void, Free> p_;
 };
@@ -33,12 +41,13 @@ class AlignedBytes {
 // A packed matrix [n, k] with random values, and its row-major original.
 struct PackedMatrix {
   GemmFormat format;
-  int64_t n, k, bytes;               // bytes of the packed elements
+  int64_t n, k, bytes;  // bytes of the packed elements
   AlignedBytes packed, scale, colsum;
   std::vector<int8_t> i8;
-  std::vector<float> f32;            // as widened, for the float formats
+  std::vector<float> f32;  // as widened, for the float formats
 
-  PackedMatrix(GemmFormat f, int64_t rows, int64_t cols, std::mt19937& rng, int extreme = 0) : format(f), n(rows), k(cols) {
+  PackedMatrix(GemmFormat f, int64_t rows, int64_t cols, std::mt19937& rng, int extreme = 0)
+      : format(f), n(rows), k(cols) {
     bytes = pad_n(n) * pad_k(k) * gemm_element_bytes(f);
     packed = AlignedBytes(bytes);
     std::normal_distribution<float> normal;
@@ -81,7 +90,7 @@ struct InputRows {
       for (int64_t i = 0; i < rows; ++i) {
         int8_t* row = data.as<int8_t>(i * stride);
         for (int64_t j = 0; j < scale_offset; ++j) {
-          row[j] = int8_t(int(rng() % 255) - 127);   // padding too: its values must not matter
+          row[j] = int8_t(int(rng() % 255) - 127);  // padding too: its values must not matter
           if (extreme != 0 && j < k) row[j] = int8_t(extreme);
         }
         *data.as<float>(i * stride + scale_offset) = 0.01f * (1 + float(rng() % 1000) / 1000);
@@ -103,8 +112,17 @@ struct GemmCase {
   InputRows x;
   AlignedBytes bias, residual;
 
-  GemmCase(GemmFormat f, int64_t rows, int64_t cols, int64_t depth, unsigned seed = 1, int x_extreme = 0, int w_extreme = 0)
-      : format(f), m(rows), n(cols), k(depth), rng(seed), w(f, n, k, rng, w_extreme), x(f, m, k, rng, x_extreme), bias(n * 4), residual(m * n * 4) {
+  GemmCase(GemmFormat f, int64_t rows, int64_t cols, int64_t depth, unsigned seed = 1, int x_extreme = 0,
+           int w_extreme = 0)
+      : format(f),
+        m(rows),
+        n(cols),
+        k(depth),
+        rng(seed),
+        w(f, n, k, rng, w_extreme),
+        x(f, m, k, rng, x_extreme),
+        bias(n * 4),
+        residual(m * n * 4) {
     std::normal_distribution<float> normal;
     for (int64_t i = 0; i < n; ++i) bias.as<float>()[i] = normal(rng);
     for (int64_t i = 0; i < m * n; ++i) residual.as<float>()[i] = normal(rng);

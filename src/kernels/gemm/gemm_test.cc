@@ -38,7 +38,8 @@ TEST_P(GemmKernelTest, EqualsTheReferenceBitForBit) {
       for (int64_t k : {1, 2, 3, 5, 63, 64, 65, 200, 333}) {
         const GemmCase c(kernel().format, m, n, k, unsigned(m * 1000 + n * 10 + k));
         const bool extras = (m + n + k) % 2 == 0;
-        ASSERT_TRUE(same_bits(c.run(kernel(), extras), c.run(reference_gemm(kernel().format), extras))) << "m " << m << " n " << n << " k " << k;
+        ASSERT_TRUE(same_bits(c.run(kernel(), extras), c.run(reference_gemm(kernel().format), extras)))
+            << "m " << m << " n " << n << " k " << k;
       }
 }
 
@@ -52,13 +53,14 @@ TEST_P(Int8KernelTest, ExactAtTheEdgesOfInt8) {
         for (int64_t i = 0; i < m; ++i)
           for (int64_t j = 0; j < n; ++j) {
             const float sum = float(int64_t(x) * w * k);
-            ASSERT_EQ(y[size_t(i * n + j)], (sum * *c.x.data.as<float>(i * c.x.stride + c.x.scale_offset)) * c.w.scale.as<float>()[j]);
+            ASSERT_EQ(y[size_t(i * n + j)],
+                      (sum * *c.x.data.as<float>(i * c.x.stride + c.x.scale_offset)) * c.w.scale.as<float>()[j]);
           }
       }
 }
 
 TEST_P(Int8KernelTest, ExactAtTheLargestDepth) {
-  const GemmCase c(kernel().format, 2, 16, kMaxK, 3, -127, -128);   // u8 sums leave int32 on the way
+  const GemmCase c(kernel().format, 2, 16, kMaxK, 3, -127, -128);  // u8 sums leave int32 on the way
   EXPECT_TRUE(same_bits(c.run(kernel()), c.run(reference_gemm(kernel().format))));
 }
 
@@ -144,7 +146,8 @@ TEST(Gemm, Int8FormulaStepByStep) {
   for (int64_t i = 0; i < c.m; ++i)
     for (int64_t j = 0; j < c.n; ++j) {
       int64_t acc = 0;
-      for (int64_t d = 0; d < c.k; ++d) acc += int64_t(c.x.data.as<int8_t>(i * c.x.stride)[d]) * c.w.i8[size_t(j * c.k + d)];
+      for (int64_t d = 0; d < c.k; ++d)
+        acc += int64_t(c.x.data.as<int8_t>(i * c.x.stride)[d]) * c.w.i8[size_t(j * c.k + d)];
       const volatile float scaled = float(acc) * *c.x.data.as<float>(i * c.x.stride + c.x.scale_offset);
       const volatile float value = scaled * c.w.scale.as<float>()[j];
       const volatile float biased = value + c.bias.as<float>()[j];
@@ -186,7 +189,8 @@ void check_pack(void (*pack)(const T*, int64_t, int64_t, T*, int64_t), void (*un
     ASSERT_EQ(row, n);
     for (int64_t r = 0; r < pad_n(n); ++r)
       for (int64_t i = 0; i < k_pad; ++i)
-        ASSERT_EQ(packed[size_t(packed_index(r, i, k_pad, g))], r < n && i < k ? w[size_t(r * k + i)] : T(0)) << r << ", " << i;
+        ASSERT_EQ(packed[size_t(packed_index(r, i, k_pad, g))], r < n && i < k ? w[size_t(r * k + i)] : T(0))
+            << r << ", " << i;
     unpack(packed.data(), n, k, back.data());
     EXPECT_EQ(back, w);
   }

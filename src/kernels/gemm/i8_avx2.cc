@@ -7,7 +7,8 @@ namespace {
 // 2 * 128 * 127 = 32512 and vpmaddubsw never saturates.
 struct Avx2 {
   using Reg = __m256i;
-  static constexpr int kRegs = 2, kSums = 8, kBlockRows = 4, kBlockTiles = 1;   // 8 sums, 2 weights, 2 |weights|, ones, 2 to work with
+  static constexpr int kRegs = 2, kSums = 8, kBlockRows = 4,
+                       kBlockTiles = 1;  // 8 sums, 2 weights, 2 |weights|, ones, 2 to work with
   static constexpr bool kShifted = false;
   static Reg load(const int8_t* p) { return _mm256_loadu_si256((const __m256i*)p); }
   static void store(int8_t* p, Reg v) { _mm256_storeu_si256((__m256i*)p, v); }

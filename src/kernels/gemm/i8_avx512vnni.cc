@@ -5,7 +5,7 @@ namespace {
 
 struct Vnni512 {
   using Reg = __m512i;
-  static constexpr int kRegs = 1, kSums = 16, kBlockRows = 6, kBlockTiles = 4;   // 24 sums + 4 weights + 1 activation
+  static constexpr int kRegs = 1, kSums = 16, kBlockRows = 6, kBlockTiles = 4;  // 24 sums + 4 weights + 1 activation
   static constexpr bool kShifted = true;
   static Reg load(const int8_t* p) { return _mm512_loadu_si512(p); }
   static void store(int8_t* p, Reg v) { _mm512_storeu_si512(p, v); }
@@ -18,6 +18,8 @@ struct Vnni512 {
 
 }  // namespace
 
-void gemm_i8_avx512vnni(const GemmArgs& a, const GemmRange& r, void* scratch) { MI_ISA::i8_gemm<Vnni512>(a, r, scratch); }
+void gemm_i8_avx512vnni(const GemmArgs& a, const GemmRange& r, void* scratch) {
+  MI_ISA::i8_gemm<Vnni512>(a, r, scratch);
+}
 
 }  // namespace mi::kernels

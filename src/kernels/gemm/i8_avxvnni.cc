@@ -5,7 +5,7 @@ namespace {
 
 struct Vnni256 {
   using Reg = __m256i;
-  static constexpr int kRegs = 2, kSums = 8, kBlockRows = 6, kBlockTiles = 1;   // 12 sums + 2 weights + 1 activation
+  static constexpr int kRegs = 2, kSums = 8, kBlockRows = 6, kBlockTiles = 1;  // 12 sums + 2 weights + 1 activation
   static constexpr bool kShifted = true;
   static Reg load(const int8_t* p) { return _mm256_loadu_si256((const __m256i*)p); }
   static void store(int8_t* p, Reg v) { _mm256_storeu_si256((__m256i*)p, v); }

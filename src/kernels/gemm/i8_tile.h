@@ -5,10 +5,10 @@
 //   kBlockRows, kBlockTiles   rows and tiles whose sums fit in the registers
 //   kSums                registers the row path may use for sums
 //   load, broadcast, zero, add, dot, shift (xor of 0x80), store_line
-// Two paths. Up to kFewRows rows: reading the weights is all the cost, so each tile is read once, front to back, one stream.
-// More rows: blocks of kBlockRows x kBlockTiles sums in registers, over the tiles' whole k. Shifted rows are made once per
-// call, in the caller's scratch: a shift beside every dot() would cost the port that dot() needs.
-// Integer sums are exact, so the order of additions is free.
+// Two paths. Up to kFewRows rows: reading the weights is all the cost, so each tile is read once, front to back, one
+// stream. More rows: blocks of kBlockRows x kBlockTiles sums in registers, over the tiles' whole k. Shifted rows are
+// made once per call, in the caller's scratch: a shift beside every dot() would cost the port that dot() needs. Integer
+// sums are exact, so the order of additions is free.
 
 #include "kernels/gemm/epilogue.h"
 #include "kernels/gemm/pack.h"
@@ -16,7 +16,7 @@
 namespace mi::kernels::MI_ISA {
 
 inline constexpr int kFewRows = 4;
-inline constexpr int64_t kPrefetch = 1024;    // bytes ahead in the weight stream
+inline constexpr int64_t kPrefetch = 1024;  // bytes ahead in the weight stream
 
 #define MI_UNROLL _Pragma("GCC unroll 16")
 
@@ -45,11 +45,9 @@ static void i8_few_rows(const GemmArgs& a, const GemmRange& r, const int8_t* con
     const int8_t* w = (const int8_t*)a.w + tile * 16 * k_pad;
     typename V::Reg acc[R][U][V::kRegs];
     MI_UNROLL
-    for (int i = 0; i < R; ++i)
-      MI_UNROLL
-      for (int u = 0; u < U; ++u)
-        MI_UNROLL
-        for (int h = 0; h < V::kRegs; ++h) acc[i][u][h] = V::zero();
+    for (int i = 0; i < R; ++i) MI_UNROLL
+    for (int u = 0; u < U; ++u) MI_UNROLL
+    for (int h = 0; h < V::kRegs; ++h) acc[i][u][h] = V::zero();
     int64_t l = 0;
     for (; l + U <= lines; l += U) {
       MI_UNROLL
@@ -79,9 +77,8 @@ static void i8_few_rows(const GemmArgs& a, const GemmRange& r, const int8_t* con
     MI_UNROLL
     for (int i = 0; i < R; ++i) {
       MI_UNROLL
-      for (int u = 1; u < U; ++u)
-        MI_UNROLL
-        for (int h = 0; h < V::kRegs; ++h) acc[i][0][h] = V::add(acc[i][0][h], acc[i][u][h]);
+      for (int u = 1; u < U; ++u) MI_UNROLL
+      for (int h = 0; h < V::kRegs; ++h) acc[i][0][h] = V::add(acc[i][0][h], acc[i][u][h]);
       gemm_finish_i8(a, r.m_begin + i, tile, i8_line<V>(acc[i][0]), V::kShifted, x_scale[i]);
     }
   }
@@ -89,16 +86,15 @@ static void i8_few_rows(const GemmArgs& a, const GemmRange& r, const int8_t* con
 
 // Rows [i, i + R) of the brought-together rows, tiles [tile, tile + N).
 template <class V, int R, int N>
-static inline void i8_block(const GemmArgs& a, const int8_t* const* x, const float* x_scale, int64_t row, int64_t tile) {
+static inline void i8_block(const GemmArgs& a, const int8_t* const* x, const float* x_scale, int64_t row,
+                            int64_t tile) {
   const int64_t tile_bytes = 16 * pad_k(a.k), lines = (a.k + 3) / 4;
   const int8_t* w = (const int8_t*)a.w + tile * tile_bytes;
   typename V::Reg acc[R][N][V::kRegs];
   MI_UNROLL
-  for (int i = 0; i < R; ++i)
-    MI_UNROLL
-    for (int t = 0; t < N; ++t)
-      MI_UNROLL
-      for (int h = 0; h < V::kRegs; ++h) acc[i][t][h] = V::zero();
+  for (int i = 0; i < R; ++i) MI_UNROLL
+  for (int t = 0; t < N; ++t) MI_UNROLL
+  for (int h = 0; h < V::kRegs; ++h) acc[i][t][h] = V::zero();
   const int8_t* xp[R];
   MI_UNROLL
   for (int i = 0; i < R; ++i) xp[i] = x[i];
@@ -114,19 +110,20 @@ static inline void i8_block(const GemmArgs& a, const int8_t* const* x, const flo
     for (int i = 0; i < R; ++i) {
       const typename V::Reg xr = i8_x<V>(xp[i] + l * 4);
       MI_UNROLL
-      for (int t = 0; t < N; ++t)
-        MI_UNROLL
-        for (int h = 0; h < V::kRegs; ++h) acc[i][t][h] = V::dot(acc[i][t][h], wr[t][h], xr);
+      for (int t = 0; t < N; ++t) MI_UNROLL
+      for (int h = 0; h < V::kRegs; ++h) acc[i][t][h] = V::dot(acc[i][t][h], wr[t][h], xr);
     }
   }
-  I16 sums[R][N];   // through memory: one copy of gemm_finish_i8 instead of R * N
+  I16 sums[R][N];  // through memory: one copy of gemm_finish_i8 instead of R * N
   memcpy(sums, acc, sizeof sums);
 #pragma GCC unroll 1
-  for (int i = 0; i < R * N; ++i) gemm_finish_i8(a, row + i / N, tile + i % N, sums[i / N][i % N], V::kShifted, x_scale[i / N]);
+  for (int i = 0; i < R * N; ++i)
+    gemm_finish_i8(a, row + i / N, tile + i % N, sums[i / N][i % N], V::kShifted, x_scale[i / N]);
 }
 
 template <class V, int R, int N>
-static void i8_rows(const GemmArgs& a, const GemmRange& r, const int8_t* const* x, const float* x_scale, int rows, int64_t row, int64_t tile) {
+static void i8_rows(const GemmArgs& a, const GemmRange& r, const int8_t* const* x, const float* x_scale, int rows,
+                    int64_t row, int64_t tile) {
   if constexpr (R > 1) {
     if (rows < R) return i8_rows<V, R - 1, N>(a, r, x, x_scale, rows, row, tile);
   }
@@ -163,7 +160,8 @@ static void i8_gemm(const GemmArgs& a, const GemmRange& r, void* scratch) {
   for (; tile + V::kBlockTiles <= r.tile_end; tile += V::kBlockTiles)
     for (int64_t b = 0; b < blocks; ++b) {
       const int64_t i = m * b / blocks;
-      i8_rows<V, V::kBlockRows, V::kBlockTiles>(a, r, x + i, x_scale + i, int(m * (b + 1) / blocks - i), r.m_begin + i, tile);
+      i8_rows<V, V::kBlockRows, V::kBlockTiles>(a, r, x + i, x_scale + i, int(m * (b + 1) / blocks - i), r.m_begin + i,
+                                                tile);
     }
   if constexpr (V::kBlockTiles > 1)
     for (; tile < r.tile_end; ++tile)

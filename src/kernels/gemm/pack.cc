@@ -8,8 +8,8 @@
 namespace mi::kernels {
 namespace {
 
-// One row into its tile: group i of g elements (4 bytes) goes to word i * 16 of `lane`. Words are copied as uint32 whatever
-// the element type, since a group is 4 bytes in every format.
+// One row into its tile: group i of g elements (4 bytes) goes to word i * 16 of `lane`. Words are copied as uint32
+// whatever the element type, since a group is 4 bytes in every format.
 template <typename T>
 void pack_row(const T* w, int64_t k, int64_t k_pad, T* lane) {
   constexpr int64_t g = 4 / int64_t(sizeof(T));
@@ -24,8 +24,8 @@ void pack_row(const T* w, int64_t k, int64_t k_pad, T* lane) {
   for (int64_t i = (k + g - 1) / g; i < k_pad / g; ++i) std::memcpy(lane + i * 16 * g, zero, 4);
 }
 
-// Rows are taken in stretches of kStretch elements, so that the lines of a tile being filled stay in the L1 cache while its
-// 16 rows pass.
+// Rows are taken in stretches of kStretch elements, so that the lines of a tile being filled stay in the L1 cache while
+// its 16 rows pass.
 template <typename T>
 void pack(const T* w, int64_t n, int64_t k, T* out, int64_t n_offset) {
   constexpr int64_t g = 4 / int64_t(sizeof(T));
@@ -37,8 +37,10 @@ void pack(const T* w, int64_t n, int64_t k, T* out, int64_t n_offset) {
     for (int64_t k0 = 0; k0 < k_pad; k0 += kStretch) {
       const int64_t pad = std::min(kStretch, k_pad - k0), len = std::clamp<int64_t>(k - k0, 0, pad);
       T* stretch = base + k0 * kNTile;
-      for (int64_t r = first; r < last; ++r) pack_row(w + (r - n_offset) * k + std::min(k0, k), len, pad, stretch + (r % kNTile) * g);
-      for (int64_t r = last; r < (tile + 1) * kNTile && last == n_end; ++r) pack_row<T>(w, 0, pad, stretch + (r % kNTile) * g);
+      for (int64_t r = first; r < last; ++r)
+        pack_row(w + (r - n_offset) * k + std::min(k0, k), len, pad, stretch + (r % kNTile) * g);
+      for (int64_t r = last; r < (tile + 1) * kNTile && last == n_end; ++r)
+        pack_row<T>(w, 0, pad, stretch + (r % kNTile) * g);
     }
   }
 }
@@ -54,7 +56,9 @@ void unpack(const T* packed, int64_t n, int64_t k, T* w) {
 }  // namespace
 
 void pack_i8(const int8_t* w, int64_t n, int64_t k, int8_t* out, int64_t n_offset) { pack(w, n, k, out, n_offset); }
-void pack_bf16(const uint16_t* w, int64_t n, int64_t k, uint16_t* out, int64_t n_offset) { pack(w, n, k, out, n_offset); }
+void pack_bf16(const uint16_t* w, int64_t n, int64_t k, uint16_t* out, int64_t n_offset) {
+  pack(w, n, k, out, n_offset);
+}
 void pack_f32(const float* w, int64_t n, int64_t k, float* out, int64_t n_offset) { pack(w, n, k, out, n_offset); }
 void unpack_i8(const int8_t* packed, int64_t n, int64_t k, int8_t* w) { unpack(packed, n, k, w); }
 void unpack_bf16(const uint16_t* packed, int64_t n, int64_t k, uint16_t* w) { unpack(packed, n, k, w); }

@@ -1,8 +1,8 @@
 #pragma once
 // The one packed layout of weight matrices: [N/16][K/g][16][g], g = 4 / bytes per element (int8 4, bf16 2, f32 1), so a
 // 64-byte line holds, for 16 output columns, the g consecutive k values that one 32-bit lane multiplies. AMX tiles
-// (tdpbssd, tdpbf16ps), AVX-512 VNNI / BF16, AVX2 and the scalar reference all read it. N is padded to a multiple of 16, K to a
-// multiple of 64, with zeros.
+// (tdpbssd, tdpbf16ps), AVX-512 VNNI / BF16, AVX2 and the scalar reference all read it. N is padded to a multiple of
+// 16, K to a multiple of 64, with zeros.
 
 #include <cstdint>
 
@@ -18,9 +18,9 @@ constexpr int64_t packed_index(int64_t n, int64_t k, int64_t k_pad, int64_t g) {
   return ((n / 16) * (k_pad / g) + k / g) * 16 * g + (n % 16) * g + k % g;
 }
 
-// w row-major [n, k] -> rows [n_offset, n_offset + n) of the packed matrix at out. Parts stacked into one matrix (Q, K, V) are
-// packed in ascending order of n_offset, any value; each call also zeroes the columns up to pad_k(k) and the rows up to
-// the next multiple of 16, so the last one leaves the padding right.
+// w row-major [n, k] -> rows [n_offset, n_offset + n) of the packed matrix at out. Parts stacked into one matrix (Q, K,
+// V) are packed in ascending order of n_offset, any value; each call also zeroes the columns up to pad_k(k) and the
+// rows up to the next multiple of 16, so the last one leaves the padding right.
 void pack_i8(const int8_t* w, int64_t n, int64_t k, int8_t* out, int64_t n_offset);
 void pack_bf16(const uint16_t* w, int64_t n, int64_t k, uint16_t* out, int64_t n_offset);
 void pack_f32(const float* w, int64_t n, int64_t k, float* out, int64_t n_offset);

@@ -22,7 +22,7 @@ void gemm_i8_scalar(const GemmArgs& a, const GemmRange& r, void*) {
   }
 }
 
-template <class Weight>   // float weight(tile, k, column)
+template <class Weight>  // float weight(tile, k, column)
 static void float_product(const GemmArgs& a, const GemmRange& r, Weight weight) {
   for (int64_t tile = r.tile_begin; tile < r.tile_end; ++tile)
     for (int64_t i = r.m_begin; i < r.m_end; ++i) {

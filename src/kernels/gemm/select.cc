@@ -10,7 +10,12 @@ namespace mi::kernels {
 namespace {
 const GemmKernel kKernels[] = {
 #define MI_GEMM(name, format, needs, condition) \
-  {#name, GemmFormat::format, needs, [](const hw::CpuFeatures& f) -> bool { static_cast<void>(f); return condition; }, name},
+  {#name, GemmFormat::format, needs,            \
+   [](const hw::CpuFeatures& f) -> bool {       \
+     static_cast<void>(f);                      \
+     return condition;                          \
+   },                                           \
+   name},
 #include "kernels/gemm/kernels.inc"
 #undef MI_GEMM
 };
@@ -26,6 +31,8 @@ const GemmKernel& select_gemm(GemmFormat format, const hw::CpuFeatures& cpu) {
 
 const GemmKernel& reference_gemm(GemmFormat format) { return select_gemm(format, hw::CpuFeatures{}); }
 
-const char* gemm_format_name(GemmFormat f) { return f == GemmFormat::kI8 ? "int8" : f == GemmFormat::kBF16 ? "bf16" : "f32"; }
+const char* gemm_format_name(GemmFormat f) {
+  return f == GemmFormat::kI8 ? "int8" : f == GemmFormat::kBF16 ? "bf16" : "f32";
+}
 
 }  // namespace mi::kernels

@@ -3,7 +3,8 @@
 #include "kernels/rows.h"
 
 MI_KERNEL(void, combine_impl,
-          (const float* weights, const float* y, int64_t y_stride, int64_t k, int64_t cols, const float* residual, float* out))
+          (const float* weights, const float* y, int64_t y_stride, int64_t k, int64_t cols, const float* residual,
+           float* out))
 
 namespace mi::kernels {
 

@@ -36,8 +36,8 @@ GemmArgs part_of(const ExpertWeights& w, const ExpertTask& task) {
 }
 GemmRange whole(const ExpertTask& task) { return {0, task.rows, 0, task.tile_end - task.tile_begin}; }
 
-void product(const GemmKernel& kernel, const ExpertWeights& w, const ExpertTask& task, const void* x, int64_t x_stride, int64_t x_scale_offset,
-             const int32_t* x_rows, float* y, int64_t y_stride, const int32_t* y_rows) {
+void product(const GemmKernel& kernel, const ExpertWeights& w, const ExpertTask& task, const void* x, int64_t x_stride,
+             int64_t x_scale_offset, const int32_t* x_rows, float* y, int64_t y_stride, const int32_t* y_rows) {
   GemmArgs g = part_of(w, task);
   g.x = x;
   g.x_stride = x_stride;
@@ -51,9 +51,11 @@ void product(const GemmKernel& kernel, const ExpertWeights& w, const ExpertTask&
 
 // Where grouped_experts keeps its intermediate rows, one of each per pair.
 struct Scratch {
-  int64_t h_stride, q_stride, y_stride;   // q: h quantized, none when the down weights are float
+  int64_t h_stride, q_stride, y_stride;  // q: h quantized, none when the down weights are float
   Scratch(int64_t hidden, int64_t inter, GemmFormat down)
-      : h_stride(round64(inter * 4)), q_stride(down == GemmFormat::kI8 ? q8_row_bytes(inter) : 0), y_stride(round64(hidden * 4)) {}
+      : h_stride(round64(inter * 4)),
+        q_stride(down == GemmFormat::kI8 ? q8_row_bytes(inter) : 0),
+        y_stride(round64(hidden * 4)) {}
   int64_t bytes_per_pair() const { return h_stride + q_stride + y_stride; }
 };
 
@@ -70,16 +72,16 @@ void expert_linear(const ExpertLinearArgs& a, hw::ThreadPool& pool, const hw::Cp
   plan.sort(a.route, a.tokens, a.w.experts);
   const auto tasks = plan.split(pad_n(a.w.n) / kNTile, tile_bytes(a.w), pool.threads());
   run_tasks(pool, int64_t(tasks.size()), [&](int64_t i, int) {
-    product(kernel, a.w, tasks[size_t(i)], a.x, a.x_stride, a.x_scale_offset, a.x_per_pair ? plan.pairs() : plan.tokens(), a.y, a.y_stride,
-            plan.pairs());
+    product(kernel, a.w, tasks[size_t(i)], a.x, a.x_stride, a.x_scale_offset,
+            a.x_per_pair ? plan.pairs() : plan.tokens(), a.y, a.y_stride, plan.pairs());
   });
 }
 
 void grouped_experts(const GroupedExpertsArgs& a, hw::ThreadPool& pool, const hw::CpuFeatures& cpu) {
   if (a.tokens == 0) return;
   const int64_t inter = a.gate.n, hidden = a.down.n, pairs = a.tokens * a.route.k;
-  MI_DCHECK(a.up.n == inter && a.down.k == inter && a.gate.k == a.up.k, "gate [{}, {}], up [{}, {}], down [{}, {}]", a.gate.n, a.gate.k,
-            a.up.n, a.up.k, a.down.n, a.down.k);
+  MI_DCHECK(a.up.n == inter && a.down.k == inter && a.gate.k == a.up.k, "gate [{}, {}], up [{}, {}], down [{}, {}]",
+            a.gate.n, a.gate.k, a.up.n, a.up.k, a.down.n, a.down.k);
   MI_DCHECK(a.gate.format == a.up.format, "gate and up of different formats");
   const Scratch s(hidden, inter, a.down.format);
   char* const h = static_cast<char*>(a.scratch);
@@ -91,8 +93,8 @@ void grouped_experts(const GroupedExpertsArgs& a, hw::ThreadPool& pool, const hw
   ExpertPlan& plan = ExpertPlan::of_this_thread();
   plan.sort(a.route, a.tokens, a.gate.experts);
 
-  // Gate and up for some columns of some rows, side by side in this thread's memory, and the activation on them while they
-  // are in the cache. Who finishes a block of rows quantizes it.
+  // Gate and up for some columns of some rows, side by side in this thread's memory, and the activation on them while
+  // they are in the cache. Who finishes a block of rows quantizes it.
   auto tasks = plan.split(pad_n(inter) / kNTile, 2 * tile_bytes(a.gate), pool.threads());
   run_tasks(pool, int64_t(tasks.size()), [&](int64_t i, int) {
     const ExpertTask& task = tasks[size_t(i)];
@@ -113,17 +115,19 @@ void grouped_experts(const GroupedExpertsArgs& a, hw::ThreadPool& pool, const hw
     if (s.q_stride == 0 || plan.blocks_left(task.row_block).fetch_sub(1, std::memory_order_acq_rel) != 1) return;
     for (int32_t r = 0; r < task.rows; ++r) {
       const int64_t pair = plan.pairs()[task.first + r];
-      quantize_rows(reinterpret_cast<float*>(h + pair * s.h_stride), s.h_stride, 1, inter, q + pair * s.q_stride, s.q_stride, cpu);
+      quantize_rows(reinterpret_cast<float*>(h + pair * s.h_stride), s.h_stride, 1, inter, q + pair * s.q_stride,
+                    s.q_stride, cpu);
     }
   });
 
   tasks = plan.split(pad_n(hidden) / kNTile, tile_bytes(a.down), pool.threads());
   run_tasks(pool, int64_t(tasks.size()), [&](int64_t i, int) {
-    product(out, a.down, tasks[size_t(i)], s.q_stride ? q : h, s.q_stride ? s.q_stride : s.h_stride, q8_scale_offset(inter), plan.pairs(), y,
-            s.y_stride, plan.pairs());
+    product(out, a.down, tasks[size_t(i)], s.q_stride ? q : h, s.q_stride ? s.q_stride : s.h_stride,
+            q8_scale_offset(inter), plan.pairs(), y, s.y_stride, plan.pairs());
   });
 
-  expert_combine({a.tokens, hidden, a.route, y, s.y_stride, a.residual, a.residual_stride, a.out, a.out_stride}, pool, cpu);
+  expert_combine({a.tokens, hidden, a.route, y, s.y_stride, a.residual, a.residual_stride, a.out, a.out_stride}, pool,
+                 cpu);
 }
 
 }  // namespace mi::kernels

@@ -1,8 +1,8 @@
 #pragma once
-// Mixture-of-experts kernels: the single ops (expert_linear, expert_combine) and the fused chain (grouped_experts), which
-// returns the same bits. Tokens are sorted by expert, so each expert's weights are read once per block of its tokens;
-// work is handed out in (expert, row block, column block) pieces, so that a skewed routing leaves no thread idle.
-// Everything is computed per row, so a token's result does not depend on the other tokens of the step.
+// Mixture-of-experts kernels: the single ops (expert_linear, expert_combine) and the fused chain (grouped_experts),
+// which returns the same bits. Tokens are sorted by expert, so each expert's weights are read once per block of its
+// tokens; work is handed out in (expert, row block, column block) pieces, so that a skewed routing leaves no thread
+// idle. Everything is computed per row, so a token's result does not depend on the other tokens of the step.
 
 #include <cstdint>
 
@@ -18,19 +18,21 @@ struct ExpertWeights {
   GemmFormat format = GemmFormat::kF32;
   int64_t experts = 0, n = 0, k = 0;
   const void* w = nullptr;
-  int64_t expert_stride = 0;              // bytes between experts
-  const float* scale = nullptr;           // int8: [E][pad_n(n)]
-  const int32_t* colsum = nullptr;        // int8: [E][pad_n(n)]
-  const float* bias = nullptr;            // [E][n] with bias_stride floats between experts, or none
+  int64_t expert_stride = 0;        // bytes between experts
+  const float* scale = nullptr;     // int8: [E][pad_n(n)]
+  const int32_t* colsum = nullptr;  // int8: [E][pad_n(n)]
+  const float* bias = nullptr;      // [E][n] with bias_stride floats between experts, or none
   int64_t bias_stride = 0;
 };
 
 // Rows of kRoute: int32 ids [k] (ascending, each in [0, E)), then float weights [k].
 struct RouteRows {
   const void* data = nullptr;
-  int64_t stride = 0;                     // bytes
+  int64_t stride = 0;  // bytes
   int64_t k = 0;
-  const int32_t* ids(int64_t t) const { return reinterpret_cast<const int32_t*>(static_cast<const char*>(data) + t * stride); }
+  const int32_t* ids(int64_t t) const {
+    return reinterpret_cast<const int32_t*>(static_cast<const char*>(data) + t * stride);
+  }
   const float* weights(int64_t t) const { return reinterpret_cast<const float*>(ids(t) + k); }
 };
 
@@ -43,17 +45,17 @@ struct ExpertLinearArgs {
   const void* x = nullptr;
   int64_t x_stride = 0, x_scale_offset = 0;
   bool x_per_pair = false;
-  float* y = nullptr;                     // [tokens * k, n]
+  float* y = nullptr;  // [tokens * k, n]
   int64_t y_stride = 0;
 };
 void expert_linear(const ExpertLinearArgs& a, hw::ThreadPool& pool, const hw::CpuFeatures& cpu = hw::cpu());
 
-// out[t] = (((0 + w_0 * y_0) + w_1 * y_1) + ...) [+ residual[t]], each operation rounded; the order is that of the route
-// row. residual may be out.
+// out[t] = (((0 + w_0 * y_0) + w_1 * y_1) + ...) [+ residual[t]], each operation rounded; the order is that of the
+// route row. residual may be out.
 struct ExpertCombineArgs {
   int64_t tokens = 0, cols = 0;
   RouteRows route;
-  const float* y = nullptr;               // [tokens * k, cols]
+  const float* y = nullptr;  // [tokens * k, cols]
   int64_t y_stride = 0;
   const float* residual = nullptr;
   int64_t residual_stride = 0;
@@ -67,15 +69,15 @@ void expert_combine(const ExpertCombineArgs& a, hw::ThreadPool& pool, const hw::
 struct GroupedExpertsArgs {
   int64_t tokens = 0;
   RouteRows route;
-  ExpertWeights gate, up, down;           // [I, H], [I, H], [H, I]
+  ExpertWeights gate, up, down;  // [I, H], [I, H], [H, I]
   ActivationParams act;
-  const void* x = nullptr;                // rows per token: kQ8 when gate and up are int8, else float
+  const void* x = nullptr;  // rows per token: kQ8 when gate and up are int8, else float
   int64_t x_stride = 0, x_scale_offset = 0;
-  const float* residual = nullptr;        // may be out
+  const float* residual = nullptr;  // may be out
   int64_t residual_stride = 0;
   float* out = nullptr;
   int64_t out_stride = 0;
-  void* scratch = nullptr;                // tokens * grouped_scratch_bytes_per_token, 64-byte aligned
+  void* scratch = nullptr;  // tokens * grouped_scratch_bytes_per_token, 64-byte aligned
 };
 void grouped_experts(const GroupedExpertsArgs& a, hw::ThreadPool& pool, const hw::CpuFeatures& cpu = hw::cpu());
 

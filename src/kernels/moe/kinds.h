@@ -13,11 +13,11 @@ struct ActArgs {
   float alpha = 0, limit = 0;
   const float* gate = nullptr;
   const float* up = nullptr;
-  int64_t gate_stride = 0, up_stride = 0;   // bytes
+  int64_t gate_stride = 0, up_stride = 0;  // bytes
   int64_t rows = 0, cols = 0;
   float* h = nullptr;
   int64_t h_stride = 0;
-  const int32_t* h_rows = nullptr;          // row i goes to row h_rows[i] of h
+  const int32_t* h_rows = nullptr;  // row i goes to row h_rows[i] of h
 };
 
 }  // namespace mi::kernels

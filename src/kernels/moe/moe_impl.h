@@ -17,7 +17,7 @@ static inline V16 act(V16 g, V16 u, float alpha, float limit) {
     const V16 cube = (g * g) * g;
     return act_gelu(g, v_tanh(v_set(0.797884560802865356f) * (g + v_set(0.044715f) * cube))) * u;
   }
-  if constexpr (kKind == kActRelu) return (g < v_zero() ? v_zero() : g) * u;   // keeps NaN
+  if constexpr (kKind == kActRelu) return (g < v_zero() ? v_zero() : g) * u;  // keeps NaN
   if constexpr (kKind == kActSwigluOai) {
     if (limit > 0) {
       const V16 hi = v_set(limit), lo = v_set(-limit);
@@ -47,16 +47,22 @@ static void act_rows(const ActArgs& a) {
 
 void activation_impl(const ActArgs& a) {
   switch (a.kind) {
-    case kActSilu: return act_rows<kActSilu>(a);
-    case kActGelu: return act_rows<kActGelu>(a);
-    case kActGeluTanh: return act_rows<kActGeluTanh>(a);
-    case kActRelu: return act_rows<kActRelu>(a);
-    default: return act_rows<kActSwigluOai>(a);
+    case kActSilu:
+      return act_rows<kActSilu>(a);
+    case kActGelu:
+      return act_rows<kActGelu>(a);
+    case kActGeluTanh:
+      return act_rows<kActGeluTanh>(a);
+    case kActRelu:
+      return act_rows<kActRelu>(a);
+    default:
+      return act_rows<kActSwigluOai>(a);
   }
 }
 
 // One token: its k rows of y, y_stride bytes apart.
-void combine_impl(const float* weights, const float* y, int64_t y_stride, int64_t k, int64_t cols, const float* residual, float* out) {
+void combine_impl(const float* weights, const float* y, int64_t y_stride, int64_t k, int64_t cols,
+                  const float* residual, float* out) {
   auto sum = [&](int64_t c, auto load) __attribute__((always_inline)) {
     V16 s = v_zero();
     for (int64_t j = 0; j < k; ++j) s = s + v_set(weights[j]) * load((const float*)((const char*)y + j * y_stride) + c);

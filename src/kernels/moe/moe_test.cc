@@ -23,10 +23,14 @@ std::vector<hw::CpuFeatures> builds() {
 double exact_activation(const ActivationParams& p, double g, double u) {
   const auto sigmoid = [](double v) { return 1 / (1 + std::exp(-v)); };
   switch (p.kind) {
-    case ActKind::kSilu: return g * sigmoid(g) * u;
-    case ActKind::kGelu: return 0.5 * g * (1 + std::erf(g / std::sqrt(2.0))) * u;
-    case ActKind::kGeluTanh: return 0.5 * g * (1 + std::tanh(std::sqrt(2 / M_PI) * (g + 0.044715 * g * g * g))) * u;
-    case ActKind::kRelu: return std::max(g, 0.0) * u;
+    case ActKind::kSilu:
+      return g * sigmoid(g) * u;
+    case ActKind::kGelu:
+      return 0.5 * g * (1 + std::erf(g / std::sqrt(2.0))) * u;
+    case ActKind::kGeluTanh:
+      return 0.5 * g * (1 + std::tanh(std::sqrt(2 / M_PI) * (g + 0.044715 * g * g * g))) * u;
+    case ActKind::kRelu:
+      return std::max(g, 0.0) * u;
     case ActKind::kSwigluOai:
       if (p.limit > 0) {
         g = std::min(g, double(p.limit));
@@ -37,9 +41,12 @@ double exact_activation(const ActivationParams& p, double g, double u) {
   return 0;
 }
 
-const ActivationParams kActivations[] = {{ActKind::kSilu},           {ActKind::kGelu},
-                                         {ActKind::kGeluTanh},       {ActKind::kRelu},
-                                         {ActKind::kSwigluOai, 1.702f, 7.0f}, {ActKind::kSwigluOai, 1.702f, 0.0f}};
+const ActivationParams kActivations[] = {{ActKind::kSilu},
+                                         {ActKind::kGelu},
+                                         {ActKind::kGeluTanh},
+                                         {ActKind::kRelu},
+                                         {ActKind::kSwigluOai, 1.702f, 7.0f},
+                                         {ActKind::kSwigluOai, 1.702f, 0.0f}};
 
 TEST(Activation, NearTheExactFunctionAndEqualOnEveryBuild) {
   const int64_t cols = 2003;
@@ -57,7 +64,9 @@ TEST(Activation, NearTheExactFunctionAndEqualOnEveryBuild) {
       EXPECT_TRUE(same_bits(h, first)) << int(p.kind) << " " << hw::describe(cpu);
     }
     for (size_t i = 0; i < g.size(); ++i)
-      ASSERT_NEAR(first[i], exact_activation(p, g[i], u[i]), 4e-7 * (1 + std::abs(double(g[i]))) * (1 + std::abs(double(u[i])))) << int(p.kind) << " g " << g[i];
+      ASSERT_NEAR(first[i], exact_activation(p, g[i], u[i]),
+                  4e-7 * (1 + std::abs(double(g[i]))) * (1 + std::abs(double(u[i]))))
+          << int(p.kind) << " g " << g[i];
   }
 }
 
@@ -122,7 +131,8 @@ struct Route {
   RouteRows rows;
 
   // skew: every token's first choices are experts 0, 1, ...
-  Route(int64_t tokens, int64_t experts, int64_t k, bool skew, std::mt19937& rng) : stride((k * 8 + 63) / 64 * 64), data(tokens * stride) {
+  Route(int64_t tokens, int64_t experts, int64_t k, bool skew, std::mt19937& rng)
+      : stride((k * 8 + 63) / 64 * 64), data(tokens * stride) {
     for (int64_t t = 0; t < tokens; ++t) {
       std::vector<int32_t> ids(static_cast<size_t>(experts));
       std::iota(ids.begin(), ids.end(), 0);
@@ -152,8 +162,13 @@ struct MoeCase {
   AlignedBytes residual;
 
   explicit MoeCase(const Shape& shape)
-      : s(shape), rng(7), gate(s.in, s.experts, s.inter, s.hidden, s.bias, rng), up(s.in, s.experts, s.inter, s.hidden, s.bias, rng),
-        down(s.down, s.experts, s.hidden, s.inter, s.bias, rng), route(s.tokens, s.experts, s.k, s.skew, rng), x(s.in, s.tokens, s.hidden, rng),
+      : s(shape),
+        rng(7),
+        gate(s.in, s.experts, s.inter, s.hidden, s.bias, rng),
+        up(s.in, s.experts, s.inter, s.hidden, s.bias, rng),
+        down(s.down, s.experts, s.hidden, s.inter, s.bias, rng),
+        route(s.tokens, s.experts, s.k, s.skew, rng),
+        x(s.in, s.tokens, s.hidden, rng),
         residual(s.tokens * s.hidden * 4) {
     std::normal_distribution<float> normal;
     for (int64_t i = 0; i < s.tokens * s.hidden; ++i) residual.as<float>()[i] = normal(rng);
@@ -186,9 +201,14 @@ struct MoeCase {
   std::vector<float> chain(const ActivationParams& act, const hw::CpuFeatures& cpu) const {
     hw::ThreadPool pool(2);
     const int64_t pairs = s.tokens * s.k;
-    std::vector<float> g(size_t(pairs * s.inter)), u(g.size()), h(g.size()), y(size_t(pairs * s.hidden)), out(size_t(s.tokens * s.hidden));
-    expert_linear({s.tokens, route.rows, gate.w, x.data.as<char>(), x.stride, x.scale_offset, false, g.data(), s.inter * 4}, pool, cpu);
-    expert_linear({s.tokens, route.rows, up.w, x.data.as<char>(), x.stride, x.scale_offset, false, u.data(), s.inter * 4}, pool, cpu);
+    std::vector<float> g(size_t(pairs * s.inter)), u(g.size()), h(g.size()), y(size_t(pairs * s.hidden)),
+        out(size_t(s.tokens * s.hidden));
+    expert_linear(
+        {s.tokens, route.rows, gate.w, x.data.as<char>(), x.stride, x.scale_offset, false, g.data(), s.inter * 4}, pool,
+        cpu);
+    expert_linear(
+        {s.tokens, route.rows, up.w, x.data.as<char>(), x.stride, x.scale_offset, false, u.data(), s.inter * 4}, pool,
+        cpu);
     activation_run(act, g.data(), s.inter * 4, u.data(), s.inter * 4, pairs, s.inter, h.data(), s.inter * 4, pool, cpu);
     AlignedBytes q(pairs * q8_row_bytes(s.inter));
     ExpertLinearArgs a{s.tokens, route.rows, down.w, h.data(), s.inter * 4, 0, true, y.data(), s.hidden * 4};
@@ -199,7 +219,8 @@ struct MoeCase {
       a.x_scale_offset = q8_scale_offset(s.inter);
     }
     expert_linear(a, pool, cpu);
-    expert_combine({s.tokens, s.hidden, route.rows, y.data(), s.hidden * 4, s.residual ? residual.as<float>() : nullptr, s.hidden * 4, out.data(), s.hidden * 4},
+    expert_combine({s.tokens, s.hidden, route.rows, y.data(), s.hidden * 4, s.residual ? residual.as<float>() : nullptr,
+                    s.hidden * 4, out.data(), s.hidden * 4},
                    pool, cpu);
     return out;
   }
@@ -222,7 +243,8 @@ TEST(GroupedExperts, EqualsTheChainOfSingleOpsOnEveryBuild) {
       for (const auto& cpu : builds()) {
         EXPECT_TRUE(same_bits(c.chain(act, cpu), want)) << s.tokens << " tokens " << hw::describe(cpu);
         for (int threads : {1, 2, 3})
-          EXPECT_TRUE(same_bits(c.grouped(act, threads, cpu), want)) << s.tokens << " tokens, " << threads << " threads " << hw::describe(cpu);
+          EXPECT_TRUE(same_bits(c.grouped(act, threads, cpu), want))
+              << s.tokens << " tokens, " << threads << " threads " << hw::describe(cpu);
       }
     }
   }
@@ -234,14 +256,18 @@ TEST(ExpertLinear, EachPairUsesItsExpert) {
   const MoeCase c(s);
   hw::ThreadPool pool(2);
   std::vector<float> y(size_t(s.tokens * s.k * s.inter));
-  expert_linear({s.tokens, c.route.rows, c.gate.w, c.x.data.as<char>(), c.x.stride, 0, false, y.data(), s.inter * 4}, pool);
+  expert_linear({s.tokens, c.route.rows, c.gate.w, c.x.data.as<char>(), c.x.stride, 0, false, y.data(), s.inter * 4},
+                pool);
   for (int64_t t = 0; t < s.tokens; ++t)
     for (int64_t j = 0; j < s.k; ++j) {
       const int64_t e = c.route.rows.ids(t)[j];
       for (int64_t n = 0; n < s.inter; ++n) {
         float acc = 0;
-        for (int64_t d = 0; d < s.hidden; ++d) acc = std::fma(c.x.data.as<float>(t * c.x.stride)[d], c.gate.each[size_t(e)].f32[size_t(n * s.hidden + d)], acc);
-        ASSERT_EQ(y[size_t((t * s.k + j) * s.inter + n)], acc + c.gate.w.bias[e * c.gate.w.bias_stride + n]) << t << ", " << j << ", " << n;
+        for (int64_t d = 0; d < s.hidden; ++d)
+          acc = std::fma(c.x.data.as<float>(t * c.x.stride)[d], c.gate.each[size_t(e)].f32[size_t(n * s.hidden + d)],
+                         acc);
+        ASSERT_EQ(y[size_t((t * s.k + j) * s.inter + n)], acc + c.gate.w.bias[e * c.gate.w.bias_stride + n])
+            << t << ", " << j << ", " << n;
       }
     }
 }
@@ -254,9 +280,20 @@ TEST(GroupedExperts, ATokenDoesNotDependOnTheOthers) {
       std::vector<float> out(static_cast<size_t>(s.hidden));
       AlignedBytes scratch(grouped_scratch_bytes_per_token(s.k, s.hidden, s.inter, s.down));
       hw::ThreadPool pool(1);
-      GroupedExpertsArgs a{1, {c.route.data.as<char>(t * c.route.stride), c.route.stride, s.k}, c.gate.w, c.up.w, c.down.w, kActivations[0],
-                           c.x.data.as<char>(t * c.x.stride), c.x.stride, c.x.scale_offset, c.residual.as<float>() + t * s.hidden, s.hidden * 4,
-                           out.data(), s.hidden * 4, scratch.as<char>()};
+      GroupedExpertsArgs a{1,
+                           {c.route.data.as<char>(t * c.route.stride), c.route.stride, s.k},
+                           c.gate.w,
+                           c.up.w,
+                           c.down.w,
+                           kActivations[0],
+                           c.x.data.as<char>(t * c.x.stride),
+                           c.x.stride,
+                           c.x.scale_offset,
+                           c.residual.as<float>() + t * s.hidden,
+                           s.hidden * 4,
+                           out.data(),
+                           s.hidden * 4,
+                           scratch.as<char>()};
       grouped_experts(a, pool);
       EXPECT_EQ(std::memcmp(out.data(), &all[size_t(t * s.hidden)], out.size() * 4), 0) << "token " << t;
     }

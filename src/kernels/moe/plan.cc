@@ -56,7 +56,8 @@ std::span<const ExpertTask> ExpertPlan::split(int64_t tiles, int64_t tile_bytes,
     for (int64_t b = 0; b < blocks; ++b)
       for (int32_t p = 0; p < parts; ++p) {
         const int32_t from = rows * p / parts, to = rows * (p + 1) / parts;
-        tasks_.push_back({int32_t(e), start_[e] + from, to - from, first_block + p, int32_t(b * block), int32_t(std::min((b + 1) * block, tiles))});
+        tasks_.push_back({int32_t(e), start_[e] + from, to - from, first_block + p, int32_t(b * block),
+                          int32_t(std::min((b + 1) * block, tiles))});
       }
     first_block += parts;
   }

@@ -11,7 +11,7 @@
 
 namespace mi::kernels {
 
-inline constexpr int64_t kExpertRows = 64;   // most rows of one task
+inline constexpr int64_t kExpertRows = 64;  // most rows of one task
 
 // Rows [first, first + rows) of the sorted pairs, all of one expert, by tiles [tile_begin, tile_end) of its columns.
 struct ExpertTask {
@@ -26,13 +26,13 @@ class ExpertPlan {
   // A stable counting sort of the pairs by expert. ids outside [0, experts) are a bug.
   void sort(const RouteRows& route, int64_t tokens, int64_t experts);
 
-  // Tasks for products with `tiles` column tiles, `tile_bytes` of weights each. Column blocks are small enough for their
-  // weights to stay in the L2 cache while the expert's row blocks pass (they are neighbours in the order), and as many as
-  // it takes to give each thread several tasks.
+  // Tasks for products with `tiles` column tiles, `tile_bytes` of weights each. Column blocks are small enough for
+  // their weights to stay in the L2 cache while the expert's row blocks pass (they are neighbours in the order), and as
+  // many as it takes to give each thread several tasks.
   std::span<const ExpertTask> split(int64_t tiles, int64_t tile_bytes, int threads);
 
-  const int32_t* pairs() const { return pairs_.data(); }     // sorted position -> pair
-  const int32_t* tokens() const { return tokens_.data(); }   // sorted position -> token
+  const int32_t* pairs() const { return pairs_.data(); }    // sorted position -> pair
+  const int32_t* tokens() const { return tokens_.data(); }  // sorted position -> token
   // Column blocks of a row block still to compute, set by split().
   std::atomic<int32_t>& blocks_left(int32_t row_block) { return left_[size_t(row_block)]; }
 

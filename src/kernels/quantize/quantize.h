@@ -23,8 +23,8 @@ constexpr int64_t q8_row_bytes(int64_t cols) { return q8_scale_offset(cols) + 64
 void quantize_rows(const float* x, int64_t x_stride, int64_t rows, int64_t cols, void* q, int64_t q_stride,
                    const hw::CpuFeatures& cpu = hw::cpu(), float fixed_scale = 0);
 // The same, rows split over the pool.
-void quantize_run(const float* x, int64_t x_stride, int64_t rows, int64_t cols, void* q, int64_t q_stride, hw::ThreadPool& pool,
-                  const hw::CpuFeatures& cpu = hw::cpu(), float fixed_scale = 0);
+void quantize_run(const float* x, int64_t x_stride, int64_t rows, int64_t cols, void* q, int64_t q_stride,
+                  hw::ThreadPool& pool, const hw::CpuFeatures& cpu = hw::cpu(), float fixed_scale = 0);
 // The inverse, for taps and tests: out[j] = q_j * scale.
 void dequantize_row(const void* q, int64_t cols, float* out);
 

@@ -27,7 +27,8 @@ static inline void quantize_row_by(const float* x, int64_t n, float scale, float
   const V16 inv = v_set(factor), top = v_set(127.0f);
   const int64_t end = (n + 63) / 64 * 64;
   int64_t j = 0;
-  for (; j + 16 <= n; j += 16) v_store_i8(q + j, v_to_int(v_round(v_min(v_max(quantize_sane(v_load(x + j)) * inv, -top), top))));
+  for (; j + 16 <= n; j += 16)
+    v_store_i8(q + j, v_to_int(v_round(v_min(v_max(quantize_sane(v_load(x + j)) * inv, -top), top))));
   for (; j < end; j += 16) {
     const int64_t left = n > j ? n - j : 0;
     v_store_i8(q + j, v_to_int(v_round(v_min(v_max(quantize_sane(v_load_n(x + j, left)) * inv, -top), top))));
@@ -38,7 +39,7 @@ static inline void quantize_row_by(const float* x, int64_t n, float scale, float
 // x [n] -> q [n], zeros up to a multiple of 64, then the scale: a whole q8 row.
 static inline void quantize_row(const float* x, int64_t n, int8_t* q) {
   const float m = quantize_max_abs(x, n);
-  const bool usable = m >= 7.88860905e-31f;   // 2^-100
+  const bool usable = m >= 7.88860905e-31f;  // 2^-100
   quantize_row_by(x, n, usable ? m / 127.0f : 0.0f, usable ? 127.0f / m : 0.0f, q);
 }
 

@@ -14,7 +14,8 @@ namespace {
 struct Row {
   AlignedBytes bytes;
   int64_t cols;
-  Row(const std::vector<float>& x, const hw::CpuFeatures& cpu) : bytes(q8_row_bytes(int64_t(x.size()))), cols(int64_t(x.size())) {
+  Row(const std::vector<float>& x, const hw::CpuFeatures& cpu)
+      : bytes(q8_row_bytes(int64_t(x.size()))), cols(int64_t(x.size())) {
     std::memset(bytes.as<char>(), 55, size_t(bytes.size()));
     quantize_rows(x.data(), cols * 4, 1, cols, bytes.as<char>(), bytes.size(), cpu);
   }
@@ -48,7 +49,8 @@ TEST(Quantize, TiesGoToEven) {
   for (const auto& cpu : float_builds()) {
     const Row row({127.0f, 0.5f, 1.5f, 2.5f, -0.5f, -1.5f}, cpu);
     EXPECT_EQ(row.scale(), 1.0f);
-    EXPECT_EQ((std::vector<int>{row.q(0), row.q(1), row.q(2), row.q(3), row.q(4), row.q(5)}), (std::vector<int>{127, 0, 2, 2, 0, -2}));
+    EXPECT_EQ((std::vector<int>{row.q(0), row.q(1), row.q(2), row.q(3), row.q(4), row.q(5)}),
+              (std::vector<int>{127, 0, 2, 2, 0, -2}));
   }
 }
 
