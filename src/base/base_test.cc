@@ -9,6 +9,7 @@
 
 #include "base/file.h"
 #include "base/json.h"
+#include "base/utf8.h"
 #include "base/util.h"
 
 namespace mi {
@@ -257,6 +258,16 @@ TEST(JsonTest, UnknownKeysAndNearestNames) {
 }
 
 TEST(JsonTest, DumpNeverThrows) { EXPECT_THAT(dump_json(Json("a\xff")), HasSubstr("\xef\xbf\xbd")); }
+
+TEST(Utf8Test, BrokenBytesAreReplacedOneByOne) {
+  EXPECT_EQ(clean_utf8("a\u00e9\u20ac\U0001f600"), "a\u00e9\u20ac\U0001f600");
+  const std::string bad = "\xef\xbf\xbd";
+  EXPECT_EQ(clean_utf8("\xff"), bad);
+  EXPECT_EQ(clean_utf8("\xc0\xaf"), bad + bad);                // overlong
+  EXPECT_EQ(clean_utf8("\xed\xa0\x80"), bad + bad + bad);      // surrogate
+  EXPECT_EQ(clean_utf8("\xf4\x90\x80\x80x"), bad + bad + bad + bad + "x");
+  EXPECT_EQ(clean_utf8("x\xe2\x82"), "x" + bad + bad);         // cut off
+}
 
 TEST(UtilTest, SizesAndTimes) {
   EXPECT_EQ(human_bytes(12884901888.0), "12.88 GB");

@@ -161,7 +161,7 @@ Status put_in_place(const Path& tmp, const Path& final_path, bool force, Path* o
 Status finish(const Path& tmp, const Path& final_path, bool force) {
   Path old;
   MI_TRY_VOID(put_in_place(tmp, final_path, force, &old));
-  const Status synced = sync_one(final_path.parent_path());
+  Status synced = sync_one(final_path.parent_path());
   if (!old.empty()) remove_now(old);
   return synced;
 }

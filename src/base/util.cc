@@ -5,6 +5,7 @@
 #include <xxhash.h>
 
 #include <atomic>
+#include <cmath>
 #include <cstdio>
 
 namespace mi {
@@ -33,7 +34,7 @@ std::string human_bytes(double b) {
 std::string human_seconds(double s) {
   if (s < 0.9995) return fmt::format("{:.3g} ms", s * 1000);
   if (s < 60) return fmt::format("{:.1f} s", s);
-  const long long t = static_cast<long long>(s + 0.5);
+  const long long t = std::llround(s);
   return t < 3600 ? fmt::format("{} min {} s", t / 60, t % 60) : fmt::format("{} h {} min", t / 3600, t % 3600 / 60);
 }
 

@@ -127,7 +127,7 @@ void ThreadPool::run(int64_t tasks, const std::function<void(int64_t, int)>& fn)
   p.fn = &fn;
   p.tasks = tasks;
   p.next.store(0, std::memory_order_relaxed);
-  int sleepers;
+  int sleepers = 0;
   {
     std::lock_guard lock(p.mutex);
     const uint64_t job = p.state.load(std::memory_order_relaxed) / Impl::kJob + 1;

@@ -13,7 +13,6 @@ namespace mi {
 namespace {
 
 namespace fs = std::filesystem;
-using testing::AllOf;
 using testing::HasSubstr;
 
 TEST(DTypeTest, NamesRoundTrip) {

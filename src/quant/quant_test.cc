@@ -1,0 +1,122 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "quant/calibration_data.h"
+#include "quant/compare.h"
+#include "quant/config.h"
+#include "quant/int8.h"
+#include "quant/smooth.h"
+
+namespace mi::quant {
+namespace {
+
+using testing::HasSubstr;
+
+std::string refusal(const std::string& yaml) {
+  const auto r = parse_quant_config(yaml, "q.yaml");
+  return r.ok() ? "accepted" : r.error().message();
+}
+
+TEST(QuantConfigTest, ReadsTheWholeRecipe) {
+  const auto c = parse_quant_config(R"(
+quant:
+  weight_bits: 8
+  activation_bits: 8
+  weight_scheme: per_tensor
+  activation_scheme: per_tensor
+  calibration_samples: 64
+  calibration_length: 128
+  smooth_quant: {enable: false, alpha: 0.7}
+  sensitive_layers: [a, "re:b.*"]
+)", "q.yaml").value();
+  EXPECT_EQ(c.weights, WeightScheme::kPerTensor);
+  EXPECT_EQ(c.activations, ActivationScheme::kPerTensor);
+  EXPECT_EQ(c.calibration_samples, 64);
+  EXPECT_FALSE(c.smooth);
+  EXPECT_EQ(c.smooth_alpha, 0.7);
+  EXPECT_THAT(c.sensitive_layers, testing::ElementsAre("a", "re:b.*"));
+  EXPECT_TRUE(parse_quant_config("quant: {}", "q").value().smooth);
+}
+
+TEST(QuantConfigTest, RefusesByName) {
+  EXPECT_THAT(refusal("quant: {smooth_quant: {alhpa: 1}}"), HasSubstr("did you mean 'alpha'"));
+  EXPECT_THAT(refusal("quant: {wieght_bits: 8}"), HasSubstr("did you mean 'weight_bits'"));
+  EXPECT_THAT(refusal("quant: {weight_bits: 4}"), HasSubstr("weight_bits must be 8"));
+  EXPECT_THAT(refusal("quant: {weight_bits: eight}"), HasSubstr("expected an integer"));
+  EXPECT_THAT(refusal("quant: {smooth_quant: {alpha: 1.5}}"), HasSubstr("between 0 and 1"));
+  EXPECT_THAT(refusal("quant: {weight_scheme: per_row}"), HasSubstr("per_channel or per_tensor"));
+  EXPECT_THAT(refusal("quant: {sensitive_layers: x}"), HasSubstr("list"));
+  EXPECT_THAT(refusal("a: ["), HasSubstr("not valid YAML"));
+  EXPECT_THAT(refusal("other: {}"), HasSubstr("other"));
+  EXPECT_THAT(refusal(""), HasSubstr("quant"));
+}
+
+const std::vector<std::string> kModules = {"layers.0.attn.q", "layers.1.attn.q", "layers.1.moe.experts.gate", "layers.10.attn.q", "layers.10.moe.experts.gate"};
+
+TEST(SensitiveTest, NamesPrefixesAndPatterns) {
+  const auto s = Sensitive::compile({"layers.1", "re:layers\\.10\\.moe"}, kModules).value();
+  EXPECT_EQ(s.counts()[0].matches, 2);            // not layers.10
+  EXPECT_EQ(s.counts()[1].matches, 1);
+  EXPECT_TRUE(s.matches("layers.1.moe.experts.gate"));
+  EXPECT_FALSE(s.matches("layers.10.attn.q"));
+}
+
+TEST(SensitiveTest, NoMatchIsAnError) {
+  EXPECT_THAT(Sensitive::compile({"gate"}, kModules).error().message(), HasSubstr("'gate' matches no module"));
+  EXPECT_THAT(Sensitive::compile({"re:("}, kModules).error().message(), HasSubstr("not a valid pattern"));
+  EXPECT_THAT(Sensitive::compile({"layers.0.attn.p"}, kModules).error().message(), HasSubstr("did you mean"));
+}
+
+TEST(Int8Test, RoundsByRow) {
+  const float w[] = {1.0f, -2.0f, 0.5f, 0, 0, 0, 1e-42f, 0, 0};
+  int8_t q[9];
+  float s[3];
+  quantize_rows(w, 3, 3, WeightScheme::kPerChannel, q, s);
+  EXPECT_EQ(q[0], 64);
+  EXPECT_EQ(q[1], -127);
+  EXPECT_EQ(q[2], 32);
+  EXPECT_FLOAT_EQ(s[0], 2.0f / 127);
+  EXPECT_EQ(s[1], 0.0f);
+  EXPECT_EQ(q[6], 0);                              // a subnormal row is zero, not garbage
+  quantize_rows(w, 3, 3, WeightScheme::kPerTensor, q, s);
+  EXPECT_EQ(s[0], s[2]);
+  WeightError e;
+  add_error(w, q, s, 3, 3, &e);
+  EXPECT_LT(e.relative(), 0.01);
+}
+
+TEST(SmoothTest, FactorsBalance) {
+  const auto s = smooth_scales({100, 1, 0, 4}, {1, 1, 1, 0}, 0.5);
+  EXPECT_FLOAT_EQ(s[0], 10);
+  EXPECT_FLOAT_EQ(s[1], 1);
+  EXPECT_FLOAT_EQ(s[2], 1);                        // never fires
+  EXPECT_FLOAT_EQ(s[3], 1);                        // no weight
+}
+
+TEST(CompareTest, KlDivergence) {
+  const float a[] = {1, 2, 3}, b[] = {1, 2, 3}, c[] = {3, 2, 1};
+  EXPECT_NEAR(kl_divergence(a, b, 3), 0, 1e-12);
+  EXPECT_NEAR(kl_divergence(a, c, 3), 2 * (std::exp(3) - std::exp(1)) / (std::exp(1) + std::exp(2) + std::exp(3)), 1e-9);
+}
+
+TEST(CalibrationTest, IdsWithoutTokenizer) {
+  const Path file = std::filesystem::temp_directory_path() / "mi_quant_test.jsonl";
+  CalibrationRequest r{file, 10, 3, 100};
+  ASSERT_TRUE(write_file(file, "{\"ids\": [1, 2, 3, 4]}\n\n{\"ids\": [5]}\n").ok());
+  const auto set = load_calibration(r, nullptr, nullptr).value();
+  EXPECT_THAT(set.sequences, testing::ElementsAre(testing::ElementsAre(1, 2, 3), testing::ElementsAre(5)));
+  ASSERT_TRUE(write_file(file, "{\"ids\": [100]}\n").ok());
+  EXPECT_THAT(load_calibration(r, nullptr, nullptr).error().message(), HasSubstr("vocabulary"));
+  ASSERT_TRUE(write_file(file, "{\"text\": \"x\"}\n").ok());
+  EXPECT_THAT(load_calibration(r, nullptr, nullptr).error().message(), HasSubstr("tokenizer"));
+  ASSERT_TRUE(write_file(file, "").ok());
+  EXPECT_FALSE(load_calibration(r, nullptr, nullptr).ok());
+  std::filesystem::remove(file);
+  r.file.clear();
+  EXPECT_THAT(load_calibration(r, nullptr, nullptr)->source, HasSubstr("random"));
+}
+
+}  // namespace
+}  // namespace mi::quant
