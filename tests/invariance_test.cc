@@ -18,10 +18,13 @@ namespace {
 
 namespace fs = std::filesystem;
 
+// A sanitized build is some twenty times slower: it runs a part, for what the sanitizers see.
 #ifdef MI_SANITIZED
-constexpr int kRequests = 8;
+constexpr int kRequests = 6;
+constexpr bool kSanitized = true;
 #else
 constexpr int kRequests = 32;
+constexpr bool kSanitized = false;
 #endif
 constexpr int64_t kAnswer = 24;
 
@@ -115,12 +118,13 @@ class Invariance : public testing::Test {
     const auto alone = answers({engine, 1, 512, "", false});
     ASSERT_EQ(alone.size(), size_t(kRequests));
     for (const std::string& isa : isas)
-      for (int threads : {1, 2})
-        for (int64_t chunk : {1, 7, 64, 512}) EXPECT_EQ(answers({engine, threads, chunk, isa, true}), alone) << isa << ", " << threads << " threads, chunks of " << chunk;
+      for (int threads : kSanitized ? std::vector<int>{2} : std::vector<int>{1, 2})
+        for (int64_t chunk : kSanitized ? std::vector<int64_t>{7} : std::vector<int64_t>{1, 7, 64, 512}) EXPECT_EQ(answers({engine, threads, chunk, isa, true}), alone) << isa << ", " << threads << " threads, chunks of " << chunk;
   }
 
   static std::vector<std::string> reachable() {
-    std::vector<std::string> isas = {"scalar"};
+    std::vector<std::string> isas;
+    if (!kSanitized) isas.push_back("scalar");
 #ifndef MI_SCALAR_ONLY
     const hw::CpuFeatures f = hw::detect_cpu();
     if (f.avx2) isas.push_back("avx2");
@@ -128,6 +132,7 @@ class Invariance : public testing::Test {
     if (f.avx512_vnni) isas.push_back("avx512vnni");
     if (f.amx_int8) isas.push_back("amx");
 #endif
+    if (isas.empty()) isas.push_back("scalar");
     return isas;
   }
   static inline fs::path dir_;
@@ -137,10 +142,9 @@ class Invariance : public testing::Test {
 TEST_F(Invariance, Int8AnswersAreByteEqual) { check("int8", reachable()); }
 
 TEST_F(Invariance, FloatAnswersAreByteEqual) {
-  std::vector<std::string> isas = reachable();
-  isas.erase(isas.begin());                      // plain x86-64 does float products through libm's fma: minutes
-  if (isas.empty()) isas.push_back("scalar");
-  check("float", {isas.back()});
+  const std::string best = reachable().back();
+  if (best == "scalar") GTEST_SKIP() << "skipped: without FMA instructions float products go through libm, which takes many minutes";
+  check("float", {best});
 }
 
 TEST_F(Invariance, APoolTooSmallForAllChangesNothing) {
