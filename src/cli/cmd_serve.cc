@@ -42,10 +42,8 @@ class Signals {
       }
     }).detach();
   }
-  void wait() {
-    serving_ = true;
-    asked_.wait(false);
-  }
+  void serving() { serving_ = true; }       // before anyone is told that the server is there
+  void wait() { asked_.wait(false); }
 
  private:
   sigset_t set_;
@@ -94,6 +92,7 @@ Result<int> run(const Flags& f) {
   o.eos_ids = m.eos_ids;
   o.max_seq_len = loop->limits().longest();
   MI_TRY(const auto server, server::ApiServer::start(*loop, s.text, o));
+  signals->serving();
   fmt::print("listening on {}\n", server->url());
   std::fflush(stdout);
   signals->wait();
