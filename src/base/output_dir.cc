@@ -123,7 +123,7 @@ Status sync_tree(const Path& dir) {
   return sync_one(dir);
 }
 
-// Renames tmp to final. *old: where the replaced output went, to be removed; it is in the registry.
+// Renames tmp to final. *old: where the replaced output went, to be removed; it is among the unfinished outputs.
 Status put_in_place(const Path& tmp, const Path& final_path, bool force, Path* old) {
   std::lock_guard lock(g_mutex);
   const auto rename2 = [&](unsigned flags) { return int(syscall(SYS_renameat2, AT_FDCWD, tmp.c_str(), AT_FDCWD, final_path.c_str(), flags)); };
