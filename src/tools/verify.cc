@@ -139,38 +139,38 @@ Error wrong_size(const Safetensors& f, const std::string& name, int64_t expected
   return bad_input("{}: {} has {} values, this engine gives {}: it belongs to another model", f.file().path().string(), name, found, expected);
 }
 
+// The recorded expert choices of a layer, where there are any.
+Status judge_routing(const Safetensors& f, const Sequence& seq, int32_t layer, const Trace& t, Judge* judge) {
+  const std::string prefix = fmt::format("{}.layer{}", seq.name, layer);
+  if (!f.find(prefix + ".experts") || !t.routing.count(layer)) return {};
+  MI_TRY(const std::vector<int32_t> experts, ids_of(f, prefix + ".experts"));
+  std::vector<float> weights;
+  if (f.find(prefix + ".weights")) {
+    MI_TRY(const TensorView w, f.tensor(prefix + ".weights"));
+    weights = to_f32_vector(w);
+  }
+  const Trace::Routing& found = t.routing.at(layer);
+  if (found.ids.size() != experts.size()) return wrong_size(f, prefix + ".experts", int64_t(found.ids.size()), int64_t(experts.size()));
+  judge->routing(fmt::format("{} layer {}", seq.name, layer), found, experts, weights);
+  return {};
+}
+
 Status judge_sequence(const Session& s, const Safetensors& f, const Sequence& seq, const std::vector<int32_t>& ids, Judge* judge) {
   const artifact::ModelFacts& m = s.engine->manifest().model;
   const Trace t = trace(*s.engine, ids);
   const int64_t tokens = int64_t(ids.size()), row = tokens * m.hidden;
+  std::vector<float> hidden;                 // empty: not recorded
   if (f.find(seq.name + ".hidden")) {
     MI_TRY(const TensorView v, f.tensor(seq.name + ".hidden"));
-    const std::vector<float> hidden = to_f32_vector(v);
+    hidden = to_f32_vector(v);
     if (int64_t(hidden.size()) != (m.layers + 1) * row) return wrong_size(f, seq.name + ".hidden", (m.layers + 1) * row, int64_t(hidden.size()));
-    for (int32_t layer = -1; layer < m.layers; ++layer) {
-      const std::string what = layer < 0 ? seq.name + " embedding" : fmt::format("{} layer {} output", seq.name, layer);
-      const std::string prefix = fmt::format("{}.layer{}", seq.name, layer);
-      // Routing first: a wrong choice explains a wrong output of the same layer.
-      if (layer >= 0 && f.find(prefix + ".experts") && t.routing.count(layer)) {
-        MI_TRY(const std::vector<int32_t> experts, ids_of(f, prefix + ".experts"));
-        std::vector<float> weights;
-        if (f.find(prefix + ".weights")) { MI_TRY(const TensorView w, f.tensor(prefix + ".weights")); weights = to_f32_vector(w); }
-        const Trace::Routing& found = t.routing.at(layer);
-        if (found.ids.size() != experts.size()) return wrong_size(f, prefix + ".experts", int64_t(found.ids.size()), int64_t(experts.size()));
-        judge->routing(fmt::format("{} layer {}", seq.name, layer), found, experts, weights);
-      }
-      judge->hidden(what, t.residual.at(layer), std::span(hidden).subspan(size_t((layer + 1) * row), size_t(row)));
-    }
-  } else {
-    for (const auto& [layer, found] : t.routing) {
-      const std::string prefix = fmt::format("{}.layer{}", seq.name, layer);
-      if (!f.find(prefix + ".experts")) continue;
-      MI_TRY(const std::vector<int32_t> experts, ids_of(f, prefix + ".experts"));
-      std::vector<float> weights;
-      if (f.find(prefix + ".weights")) { MI_TRY(const TensorView w, f.tensor(prefix + ".weights")); weights = to_f32_vector(w); }
-      if (found.ids.size() != experts.size()) return wrong_size(f, prefix + ".experts", int64_t(found.ids.size()), int64_t(experts.size()));
-      judge->routing(fmt::format("{} layer {}", seq.name, layer), found, experts, weights);
-    }
+  }
+  for (int32_t layer = -1; layer < m.layers; ++layer) {
+    // Routing first: a wrong choice explains a wrong output of the same layer.
+    MI_TRY_VOID(judge_routing(f, seq, layer, t, judge));
+    if (hidden.empty()) continue;
+    judge->hidden(layer < 0 ? seq.name + " embedding" : fmt::format("{} layer {} output", seq.name, layer), t.residual.at(layer),
+                  std::span(hidden).subspan(size_t((layer + 1) * row), size_t(row)));
   }
   if (f.find(seq.logits)) {
     MI_TRY(const TensorView v, f.tensor(seq.logits));
