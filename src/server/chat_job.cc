@@ -21,10 +21,6 @@ class ChatJob : public Job {
     start(std::move(requests), request_.stream);
   }
 
-  static ApiError unknown_model(const std::string& name) {
-    return {404, fmt::format("the model '{}' does not exist here; /v1/models lists what does", clean_utf8(name.substr(0, 200))), "invalid_request_error", "model", "model_not_found"};
-  }
-
  private:
   struct Call { std::string id, name, arguments; };
   struct Choice {

@@ -12,8 +12,7 @@ class CompletionJob : public Job {
     auto parsed = parse_body(body);
     if (const auto* e = std::get_if<ApiError>(&parsed)) return fail(*e);
     if (const auto e = parse_completion(std::get<Json>(parsed), context_.defaults, &request_)) return fail(*e);
-    if (!context_.serves(request_.model))
-      return fail({404, fmt::format("the model '{}' does not exist here; /v1/models lists what does", clean_utf8(request_.model.substr(0, 200))), "invalid_request_error", "model", "model_not_found"});
+    if (!context_.serves(request_.model)) return fail(unknown_model(request_.model));
     if (int64_t(request_.prompts.size()) * request_.n > int64_t(kMaxPrompts))
       return fail(bad_field("n", fmt::format("prompts times n is {}; {} are the most", int64_t(request_.prompts.size()) * request_.n, kMaxPrompts)));
     std::vector<runtime::Request> requests;

@@ -53,6 +53,10 @@ ApiError refusal_error(const runtime::Admission& a, const runtime::Limits& limit
   return e;
 }
 
+ApiError unknown_model(const std::string& name) {
+  return {404, fmt::format("the model '{}' does not exist here; /v1/models lists what does", clean_utf8(name.substr(0, 200))), "invalid_request_error", "model", "model_not_found"};
+}
+
 Job::Job(ServerContext& c, std::shared_ptr<Exchange> e, std::string endpoint)
     : context_(c), endpoint_(std::move(endpoint)), exchange_(std::move(e)), strand_(boost::asio::make_strand(c.workers->get_executor())) {}
 

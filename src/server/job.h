@@ -59,6 +59,8 @@ class Job : public std::enable_shared_from_this<Job> {
 // Refusals of the runtime as the API says them.
 ApiError refusal_error(const runtime::Admission& a, const runtime::Limits& limits);
 
+ApiError unknown_model(const std::string& name);
+
 std::string new_id(const char* prefix);
 int64_t now_seconds();
 
