@@ -15,8 +15,8 @@ struct Flags {
 };
 
 Result<int> run(Flags& f, bool logits_given, bool hidden_given) {
-  if (f.engine.empty() || (f.reference.empty() && f.model.empty()) || (!f.reference.empty() && !f.model.empty()))
-    return fail(ErrorCode::kUsage, "give --engine with --reference FILE (recorded outputs) or with --model MIR (its float graph)");
+  if (int(!f.engine.empty()) + int(!f.reference.empty()) + int(!f.model.empty()) != 2)
+    return fail(ErrorCode::kUsage, "give two of --engine, --model MIR and --reference FILE: they are compared");
   f.limits.given_logits = logits_given;
   f.limits.given_hidden = hidden_given;
   tools::SessionOptions so;
@@ -24,8 +24,13 @@ Result<int> run(Flags& f, bool logits_given, bool hidden_given) {
   so.threads = f.threads;
   so.max_batch_size = 1;
   so.kv_type = f.kv_type;
-  MI_TRY(const tools::Session s, tools::open_session(so));
-  MI_TRY(const tools::VerifyReport r, f.reference.empty() ? tools::verify_mir(s, f.model, f.limits) : tools::verify_reference(s, f.reference, f.limits));
+  tools::VerifyReport r;
+  if (f.engine.empty()) {
+    MI_TRY(r, tools::verify_tensors(f.model, f.reference, so, f.limits));
+  } else {
+    MI_TRY(const tools::Session s, tools::open_session(so));
+    MI_TRY(r, f.reference.empty() ? tools::verify_mir(s, f.model, f.limits) : tools::verify_reference(s, f.reference, f.limits));
+  }
   if (f.json) fmt::print("{}\n", dump_json(tools::verify_json(r), 1));
   else fmt::print("{}", tools::verify_text(r));
   return r.ok() ? 0 : 1;
@@ -35,10 +40,10 @@ Result<int> run(Flags& f, bool logits_given, bool hidden_given) {
 
 Command add_verify(CLI::App& parent) {
   auto f = std::make_shared<Flags>();
-  CLI::App* app = parent.add_subcommand("verify", "compare an engine with a reference: layer outputs, routing, logits, greedy tokens");
+  CLI::App* app = parent.add_subcommand("verify", "compare an engine with a reference: layer outputs, routing, logits, greedy tokens; or a model's weights");
   app->add_option("--engine", f->engine, "engine directory");
-  app->add_option("--reference", f->reference, "safetensors file with recorded inputs and outputs");
-  app->add_option("--model", f->model, "MIR directory: compare with its plain float graph");
+  app->add_option("--reference", f->reference, "safetensors file with recorded inputs and outputs, and weights (dequant.NAME) for --model");
+  app->add_option("--model", f->model, "MIR directory: its plain float graph is run");
   app->add_option("--threads", f->threads)->check(CLI::Range(1, 1024));
   app->add_option("--kv-type", f->kv_type, "f32, bf16 or int8")->check(CLI::IsMember({"f32", "bf16", "int8"}));
   auto* logits = app->add_option("--logits-max-abs", f->limits.logits_max_abs, "float engines: largest difference of a logit (default: the reference's own)");
@@ -48,7 +53,8 @@ Command add_verify(CLI::App& parent) {
   app->add_flag("--json", f->json, "print the rows as JSON");
   app->footer("Exit code 0: within limits; 1: not, and the first difference is named.\nExamples:\n"
               "  metainfer verify --engine E --reference golden.safetensors\n"
-              "  metainfer verify --engine mini-m3-engine --model mini-m3-mir");
+              "  metainfer verify --engine mini-m3-engine --model mini-m3-mir\n"
+              "  metainfer verify --model mini-m3-mir --reference expected.safetensors");
   return {app, [f, logits, hidden]() { return run(*f, logits->count() > 0, hidden->count() > 0); }};
 }
 

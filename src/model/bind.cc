@@ -208,10 +208,11 @@ Result<WeightInfo> Binder::need(int32_t layer, const std::string& local, const S
   s.shape = shape;
   const std::string ops_key = dump_json(best.alternative->ops);
   if (!ops_.count(ops_key)) {
-    MI_TRY(ops_[ops_key], parse_view_ops(best.alternative->ops, config_, recipe_.family + ".yaml: " + local));
+    MI_TRY(ops_[ops_key], parse_view_ops(best.alternative->ops, &config_, recipe_.family + ".yaml: " + local));
   }
   const std::vector<ViewOp>& ops = ops_[ops_key];
-  s.ops = ops_text(ops);
+  for (const std::string& from : best.alternative->from) s.origin.from.push_back(original(replace(from, "{layer}", std::to_string(layer))));
+  s.origin.ops = ops;
   std::vector<const Checkpoint::Tensor*> tensors;
   for (const std::string& n : best.names) tensors.push_back(find(n));
   MI_TRY(s.format, decide_format(tensors, local, mark));
@@ -232,11 +233,12 @@ Result<WeightInfo> Binder::need(int32_t layer, const std::string& local, const S
     if (p.view.dim != expected) {
       mismatches_.push_back(fmt::format(
           "{}: tensor {} has shape {}{}, expected {} (for {})", t->path(), t->name(), shape_text(t->entry->shape),
-          ops.empty() ? "" : fmt::format(", which after {} is {}", s.ops, shape_text(p.view.dim)), shape_text(expected),
+          ops.empty() ? "" : fmt::format(", which after {} is {}", ops_text(ops), shape_text(p.view.dim)), shape_text(expected),
           full));
       used_.insert(t);
       return WeightInfo{};
     }
+    if (concat) s.origin.rows.push_back(p.view.dim[0]);
     rows += concat ? p.view.dim[0] : 0;
     used_.insert(t);
     s.parts.push_back(std::move(p));

@@ -12,6 +12,7 @@
 #include "ir/graph.h"
 #include "model/checkpoint.h"
 #include "model/graph_builder.h"
+#include "model/origin.h"
 #include "model/quant_scheme.h"
 #include "model/recipe.h"
 #include "model/view.h"
@@ -30,7 +31,7 @@ struct Source {
   Shape shape;
   std::vector<Part> parts;
   std::vector<Part> scales;  // kW8A8: one float per row
-  std::string ops;
+  Origin origin;
 };
 
 class Binder {

@@ -11,6 +11,7 @@
 #include "model/dummy_weights.h"
 #include "model/folder.h"
 #include "model/gguf.h"
+#include "model/origin.h"
 #include "model/quant_scheme.h"
 #include "model/tokenizer_files.h"
 #include "model/weight_writer.h"
@@ -131,7 +132,7 @@ std::string source_text(const Source& s) {
   std::string text = names.size() <= 2
                          ? fmt::format("{}", fmt::join(names, ", "))
                          : fmt::format("{} .. {} ({} tensors)", names.front(), names.back(), names.size());
-  if (!s.ops.empty()) text += "  [" + s.ops + "]";
+  if (!s.origin.ops.empty()) text += "  [" + ops_text(s.origin.ops) + "]";
   if (!s.scales.empty()) text += "  with _scale";
   return text;
 }
@@ -248,6 +249,11 @@ Json provenance(const ExportOptions& o, const Plan& p, const ExportReport& r, Js
   Json skipped = Json::object();
   for (const auto& [why, n] : r.skipped) skipped[why] = n;
   j["skipped"] = std::move(skipped);
+  if (p.binder) {
+    Origins origins;
+    for (const auto& [name, source] : p.binder->sources()) origins[name] = source.origin;
+    j["tensors"] = origins_json(origins);
+  }
   return j;
 }
 

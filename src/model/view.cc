@@ -67,13 +67,13 @@ void gather_any(const StridedView& v, int64_t begin, int64_t n, T* out) {
     gather_as(v, begin, n, out);
 }
 
-Result<int64_t> integer(const Json& j, Config& c, const std::string& what) {
+Result<int64_t> integer(const Json& j, Config* c, const std::string& what) {
   if (j.is_number_integer()) return j.get<int64_t>();
-  if (j.is_string()) return c.eval(j.get<std::string>());
+  if (c && j.is_string()) return c->eval(j.get<std::string>());
   return bad_input("{}: ops: expected an integer or an expression", what);
 }
 
-Result<ViewOp> parse_op(const Json& j, Config& c, const std::string& what) {
+Result<ViewOp> parse_op(const Json& j, Config* c, const std::string& what) {
   using Kind = ViewOp::Kind;
   if (j == "transpose") return ViewOp{Kind::kTranspose, {}};
   if (j == "squeeze") return ViewOp{Kind::kSqueeze, {}};
@@ -96,6 +96,8 @@ Result<ViewOp> parse_op(const Json& j, Config& c, const std::string& what) {
       "{}: ops: {} is none of transpose, squeeze, orient, half, every, rows, reshape, or its numbers are wrong", what,
       dump_json(j));
 }
+
+constexpr const char* kNames[] = {"transpose", "orient", "half", "every", "rows", "reshape", "squeeze"};
 
 }  // namespace
 
@@ -120,7 +122,7 @@ StridedView view_of(const TensorView& t) {
   return v;
 }
 
-Result<std::vector<ViewOp>> parse_view_ops(const Json& ops, Config& c, const std::string& what) {
+Result<std::vector<ViewOp>> parse_view_ops(const Json& ops, Config* c, const std::string& what) {
   std::vector<ViewOp> out;
   for (const Json& j : ops) {
     MI_TRY(ViewOp op, parse_op(j, c, what));
@@ -130,13 +132,22 @@ Result<std::vector<ViewOp>> parse_view_ops(const Json& ops, Config& c, const std
 }
 
 std::string ops_text(const std::vector<ViewOp>& ops) {
-  static constexpr const char* kNames[] = {"transpose", "orient", "half", "every", "rows", "reshape", "squeeze"};
   std::string s;
   for (const ViewOp& op : ops) {
     s += (s.empty() ? "" : ", ") + std::string(kNames[size_t(op.kind)]);
     for (int64_t a : op.args) s += fmt::format(" {}", a);
   }
   return s;
+}
+
+Json ops_json(const std::vector<ViewOp>& ops) {
+  Json out = Json::array();
+  for (const ViewOp& op : ops) {
+    const std::string name = kNames[size_t(op.kind)];
+    if (op.args.empty()) out.push_back(name);
+    else out.push_back({{name, op.args}});
+  }
+  return out;
 }
 
 Result<StridedView> apply(const std::vector<ViewOp>& ops, StridedView v, bool is_vector) {

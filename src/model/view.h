@@ -34,7 +34,9 @@ struct ViewOp {
   enum class Kind : uint8_t { kTranspose, kOrient, kHalf, kEvery, kRows, kReshape, kSqueeze } kind;
   std::vector<int64_t> args;
 };
-Result<std::vector<ViewOp>> parse_view_ops(const Json& ops, Config& c, const std::string& what);
+// c evaluates expressions; nullptr: the numbers are resolved already.
+Result<std::vector<ViewOp>> parse_view_ops(const Json& ops, Config* c, const std::string& what);
+Json ops_json(const std::vector<ViewOp>& ops);  // as parse_view_ops reads it, numbers resolved
 // "transpose, half 0"; "" for none.
 std::string ops_text(const std::vector<ViewOp>& ops);
 

@@ -20,7 +20,7 @@ std::vector<float> all(const StridedView& v) {
 }
 Result<StridedView> viewed(const Tensor& t, const Json& ops, bool is_vector = false) {
   Config c = no_config();
-  MI_TRY(const auto parsed, parse_view_ops(ops, c, "test"));
+  MI_TRY(const auto parsed, parse_view_ops(ops, &c, "test"));
   return apply(parsed, view_of(t.view()), is_vector);
 }
 

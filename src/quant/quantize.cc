@@ -4,7 +4,6 @@
 #include <set>
 
 #include "base/util.h"
-#include "compiler/build.h"
 #include "exec/engine.h"
 #include "ir/edit.h"
 #include "ir/mir_dir.h"
@@ -14,6 +13,7 @@
 #include "quant/observe.h"
 #include "quant/rewrite.h"
 #include "quant/smooth.h"
+#include "quant/temporary_engine.h"
 #include "text/model_text.h"
 
 namespace mi::quant {
@@ -55,27 +55,20 @@ bool already_quantized(const ir::Graph& g) {
   return false;
 }
 
-// A temporary engine of `mir`, removed with the object.
-struct TemporaryEngine {
-  OutputDir dir;
+struct LoadedEngine {
+  TemporaryEngine files;
   std::unique_ptr<exec::Engine> engine;
 };
 
-Result<TemporaryEngine> make_engine(const Path& mir, const Path& beside, int opt_level, const std::string& precision, int64_t tokens, hw::ThreadPool& pool) {
-  MI_TRY(OutputDir dir, OutputDir::create(beside, true));
-  compiler::BuildOptions b;
-  b.model = mir;
-  b.output = dir.path() / "engine";
-  b.opt_level = opt_level;
-  b.precision = precision;
-  MI_TRY(auto report, compiler::build_engine(b));
+Result<LoadedEngine> make_engine(const Path& mir, const Path& beside, int opt_level, const std::string& precision, int64_t tokens, hw::ThreadPool& pool) {
+  MI_TRY(TemporaryEngine files, build_temporary_engine(mir, beside, opt_level, precision));
   exec::LoadOptions l;
   l.max_tokens_per_step = tokens;
   l.kv_pages = (tokens + artifact::kKvPageTokens - 1) / artifact::kKvPageTokens;
   l.kv_type = "f32";
   l.verify_checksums = false;
-  MI_TRY(auto engine, exec::Engine::load(b.output, l, pool));
-  return TemporaryEngine{std::move(dir), std::move(engine)};
+  MI_TRY(auto engine, exec::Engine::load(files.path(), l, pool));
+  return LoadedEngine{std::move(files), std::move(engine)};
 }
 
 struct Smoothing {
@@ -192,7 +185,7 @@ Result<QuantizeReport> quantize(const QuantizeOptions& o, hw::ThreadPool& pool) 
   report.calibration_hash = set.hash;
   report.calibration_sequences = int64_t(set.sequences.size());
   report.calibration_tokens = set.tokens;
-  MI_TRY(TemporaryEngine reference, make_engine(o.model, Path(o.output).concat(".calibration"), 0, "fp32", request.length, pool));
+  MI_TRY(LoadedEngine reference, make_engine(o.model, Path(o.output).concat(".calibration"), 0, "fp32", request.length, pool));
   const Observations seen = observe(*reference.engine, mir.graph, set);
   note_rare_experts(seen, &report);
 
@@ -231,7 +224,7 @@ Result<QuantizeReport> quantize(const QuantizeOptions& o, hw::ThreadPool& pool) 
   MI_TRY_VOID(writer.finish(g, provenance));
 
   if (o.compare) {
-    MI_TRY(TemporaryEngine rounded, make_engine(out.path(), Path(o.output).concat(".comparison"), 2, "", request.length, pool));
+    MI_TRY(LoadedEngine rounded, make_engine(out.path(), Path(o.output).concat(".comparison"), 2, "", request.length, pool));
     Comparison c = compare(*reference.engine, *rounded.engine, set, kComparedTokens);
     report.layers = std::move(c.layers);
     for (LayerDeviation& d : report.layers) d.weight_error = errors[d.layer].relative();

@@ -1,0 +1,36 @@
+#pragma once
+// Collects the rows of a verification and decides which are out of limits (verify.h says what is judged how).
+
+#include <cstdint>
+#include <span>
+#include <string>
+
+#include "tools/trace.h"
+#include "tools/verify.h"
+
+namespace mi::tools {
+
+class Judge {
+ public:
+  Judge(bool int8, VerifyLimits limits) : int8_(int8), limits_(limits) {}
+
+  // Rows come in model order: the first one out of limits is named.
+  void row(std::string what, double found, double limit, std::string unit, bool judged = true);
+  void hidden(const std::string& what, std::span<const float> found, std::span<const float> reference);
+  // weights may be empty.
+  void routing(const std::string& what, const Trace::Routing& found, std::span<const int32_t> ids, std::span<const float> weights);
+  // judged false: the divergence is only added to the mean, which kl_over_all() judges.
+  void logits(const std::string& what, std::span<const float> found, std::span<const float> reference, int64_t vocab, bool judged = true);
+  void kl_over_all();
+  // A weight: the numbers that are not the same or neighbours (1 ulp).
+  void weight(const std::string& what, std::span<const float> found, std::span<const float> reference);
+
+  bool int8() const { return int8_; }
+  VerifyReport report;
+
+ private:
+  bool int8_;
+  VerifyLimits limits_;
+};
+
+}  // namespace mi::tools

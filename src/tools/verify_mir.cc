@@ -1,0 +1,117 @@
+#include <algorithm>
+
+#include "base/util.h"
+#include "ir/mir_dir.h"
+#include "model/origin.h"
+#include "quant/calibration_data.h"
+#include "quant/temporary_engine.h"
+#include "tensor/safetensors.h"
+#include "tools/trace.h"
+#include "tools/verify.h"
+#include "tools/verify_judge.h"
+
+namespace mi::tools {
+namespace {
+
+constexpr std::string_view kWhole = "dequant.", kFirstRows = "dequant_first32rows.";
+
+Path temporary_place() { return std::filesystem::temp_directory_path() / "metainfer-verify"; }
+
+// The numbers of a weight of the MIR that `part` says, widened: [rows, cols] from row `first` of the part.
+Result<std::vector<float>> mir_rows(const ir::MirDir& mir, const model::OriginPart& part, int64_t rows, int64_t cols, const std::string& what) {
+  const TensorView w = mir.weight(part.tensor);
+  const int64_t k = w.shape.empty() ? 1 : w.shape.back();
+  const int64_t per_expert = part.expert < 0 ? w.count() / k : w.count() / w.shape[0] / k;
+  const int64_t first = std::max<int64_t>(part.expert, 0) * per_expert + part.first_row;
+  if (cols != k || part.first_row + rows > per_expert || (part.expert >= 0 && part.expert >= w.shape[0]))
+    return bad_input("{} has {} rows of {}, but {} of the MIR has shape {}", what, rows, cols, part.tensor, shape_text(w.shape));
+  std::vector<float> out(size_t(rows * cols));
+  if (w.dtype != DType::kI8) {
+    convert_to_f32(w.data + size_t(first * cols) * dtype_bytes(w.dtype), w.dtype, out.data(), out.size());
+    return out;
+  }
+  const std::vector<float> scale = to_f32_vector(mir.weight(part.tensor + "_scale"));
+  const auto* q = reinterpret_cast<const int8_t*>(w.data) + first * cols;
+  for (int64_t r = 0; r < rows; ++r)
+    for (int64_t c = 0; c < cols; ++c) out[size_t(r * cols + c)] = float(q[r * cols + c]) * scale[size_t(first + r)];
+  return out;
+}
+
+// One recorded tensor against every part of the MIR that it fills.
+Status judge_tensor(const ir::MirDir& mir, const model::Origins& origins, const Safetensors& f, const Safetensors::Entry& e, bool whole, Judge* judge) {
+  const std::string name = e.name.substr(whole ? kWhole.size() : kFirstRows.size()), where = f.file().path().string() + ": " + e.name;
+  const std::vector<model::OriginPart> parts = model::parts_from(origins, name);
+  if (parts.empty()) return bad_input("{}: no weight of {} comes from {}; is this the reference of another model?", where, mir.dir.string(), name);
+  for (const model::OriginPart& part : parts) {
+    auto view = model::apply(part.origin->ops, model::view_of(f.view(e)), !part.tensor.ends_with(".weight"));
+    if (!view.ok()) return bad_input("{} {}", where, view.error().message());
+    if (view->dim.empty() || view->count() == 0) return bad_input("{} is empty", where);
+    const int64_t cols = view->dim.back(), rows = view->count() / cols;
+    std::vector<std::byte> raw(size_t(view->count()) * dtype_bytes(view->dtype));
+    model::gather(*view, 0, view->count(), raw.data());
+    std::vector<float> want(size_t(view->count()));
+    convert_to_f32(raw.data(), view->dtype, want.data(), want.size());
+    MI_TRY(const std::vector<float> found, mir_rows(mir, part, rows, cols, where));
+    judge->weight(part.expert < 0 ? part.tensor : fmt::format("{}[{}]", part.tensor, part.expert), found, want);
+  }
+  return {};
+}
+
+}  // namespace
+
+Result<VerifyReport> verify_mir(const Session& s, const Path& mir, VerifyLimits limits) {
+  MI_TRY(const quant::TemporaryEngine files, quant::build_temporary_engine(mir, temporary_place(), 0, "fp32"));
+  exec::LoadOptions l = s.engine->options();
+  l.kv_type = "f32";
+  l.progress = {};
+  MI_TRY(const auto plain, exec::Engine::load(files.path(), l, *s.pool));
+  const artifact::ModelFacts& m = s.engine->manifest().model;
+  const artifact::ModelFacts& p = plain->manifest().model;
+  if (p.vocab != m.vocab || p.hidden != m.hidden || p.layers != m.layers)
+    return bad_input("{}: is not the model of this engine ({} layers of {} there, {} of {} here)", mir.string(), p.layers, p.hidden, m.layers, m.hidden);
+
+  quant::CalibrationRequest request;
+  request.samples = 4;
+  request.length = std::min<int64_t>({256, s.max_seq_len, s.engine->options().max_tokens_per_step});
+  request.vocab = m.vocab;
+  MI_TRY(const quant::CalibrationSet set, quant::load_calibration(request, s.text.tokenizer.get(), nullptr));
+  Judge judge(m.precision == "w8a8", limits);
+  for (size_t i = 0; i < std::min<size_t>(set.sequences.size(), 4); ++i) {
+    const Trace want = trace(*plain, set.sequences[i]), found = trace(*s.engine, set.sequences[i]);
+    const std::string name = fmt::format("text {}", i);
+    for (const auto& [layer, x] : want.residual) {
+      if (layer >= 0 && want.routing.count(layer)) judge.routing(fmt::format("{} layer {}", name, layer), found.routing.at(layer), want.routing.at(layer).ids, {});
+      judge.hidden(layer < 0 ? name + " embedding" : fmt::format("{} layer {} output", name, layer), found.residual.at(layer), x);
+    }
+    judge.logits(name, found.logits, want.logits, m.vocab, false);
+  }
+  judge.kl_over_all();
+  return judge.report;
+}
+
+Result<VerifyReport> verify_tensors(const Path& mir_dir, const Path& reference, SessionOptions so, VerifyLimits limits) {
+  MI_TRY(const Safetensors f, Safetensors::open(reference));
+  Judge judge(false, limits);
+  {
+    MI_TRY(const ir::MirDir mir, ir::MirDir::open(mir_dir));
+    MI_TRY(const model::Origins origins, model::read_origins(mir.provenance, (mir_dir / "provenance.json").string()));
+    for (const Safetensors::Entry& e : f.entries()) {
+      const bool whole = e.name.starts_with(kWhole);
+      if (whole || e.name.starts_with(kFirstRows)) MI_TRY_VOID(judge_tensor(mir, origins, f, e, whole, &judge));
+    }
+  }
+  VerifyReport r = judge.report;
+  if (!f.find("input_ids.0") && !f.find("seq0.input_ids")) {
+    if (r.rows.empty()) return bad_input("{}: holds neither weights (dequant.NAME) nor inputs (input_ids.0, seq0.input_ids)", reference.string());
+    return r;
+  }
+  MI_TRY(const quant::TemporaryEngine files, quant::build_temporary_engine(mir_dir, temporary_place(), 0, "fp32"));
+  so.engine = files.path();
+  MI_TRY(const Session s, open_session(so));
+  MI_TRY(VerifyReport outputs, verify_reference(s, reference, limits));
+  outputs.rows.insert(outputs.rows.begin(), r.rows.begin(), r.rows.end());
+  if (!r.first_bad.empty()) outputs.first_bad = r.first_bad;
+  return outputs;
+}
+
+}  // namespace mi::tools
