@@ -39,6 +39,4 @@ struct EngineFlags {
 };
 void add_engine_flags(CLI::App& app, EngineFlags* f);
 
-inline constexpr const char* kVersion = "0.1.0";
-
 }  // namespace mi::cli
