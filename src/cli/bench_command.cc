@@ -46,6 +46,7 @@ Result<int> run(Flags& f) {
   so.max_seq_len = tokens;      // one pool that every case fits into
   so.kv_type = f.engine.kv_type;
   so.verify_checksums = !f.engine.no_checksums;
+  so.weights = f.engine.weights;
   so.quiet = f.json;
   const auto start = std::chrono::steady_clock::now();
   MI_TRY(tools::Session s, tools::open_session(so));

@@ -35,6 +35,7 @@ struct EngineFlags {
   int64_t max_seq_len = 0;
   int64_t max_batch_size = 32;
   std::string kv_type;
+  std::string weights = "auto";
   bool no_checksums = false;
 };
 void add_engine_flags(CLI::App& app, EngineFlags* f);
