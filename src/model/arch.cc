@@ -13,7 +13,8 @@ constexpr int64_t kMaxHeadDim = 65536, kMaxExperts = 65536;
 
 // nullopt also for an integer that int64 does not hold.
 std::optional<int64_t> as_int64(const Json& v) {
-  if (!v.is_number_integer() || (v.is_number_unsigned() && v.get<uint64_t>() > uint64_t(INT64_MAX))) return std::nullopt;
+  if (!v.is_number_integer() || (v.is_number_unsigned() && v.get<uint64_t>() > uint64_t(INT64_MAX)))
+    return std::nullopt;
   return v.get<int64_t>();
 }
 

@@ -9,7 +9,8 @@ namespace {
 const std::vector<std::string> kMethods = {"compressed-tensors", "fp8",          "mxfp8",      "mxfp4", "gptq", "awq",
                                            "modelopt",           "bitsandbytes", "fbgemm_fp8", "quark"};
 
-// Patterns come with the checkpoint: matching without backtracking, so that none of them takes for ever or deep recursion.
+// Patterns come with the checkpoint: matching without backtracking, so that none of them takes for ever or deep
+// recursion.
 constexpr auto kRegexFlags = std::regex::ECMAScript | std::regex_constants::__polynomial;
 // The matcher still recurses from state to state, and a count makes copies of them.
 constexpr int64_t kMaxStates = 10000;
@@ -66,7 +67,7 @@ class Checker {
 
   Status run() {
     for (const auto& entry : k_.tensors()) {
-      const std::string& name = entry.first;      // no structured binding: the lambda captures it
+      const std::string& name = entry.first;  // no structured binding: the lambda captures it
       const Checkpoint::Tensor& t = entry.second;
       const auto cut = [&](std::string_view suffix) { return name.substr(0, name.size() - suffix.size()); };
       if (name.ends_with(".weight") && t.entry->dtype == DType::kF8E4M3)
@@ -244,8 +245,9 @@ Result<QuantScheme::Pattern> QuantScheme::read_pattern(const std::string& text, 
 }
 
 bool QuantScheme::matches(Pattern& p, const std::string& module) {
-  const bool hit = p.rx ? module.size() < 1000 && std::regex_search(module, *p.rx, std::regex_constants::match_continuous)
-                        : p.text == module;
+  const bool hit =
+      p.rx ? module.size() < 1000 && std::regex_search(module, *p.rx, std::regex_constants::match_continuous)
+           : p.text == module;
   if (hit) ++p.matches;
   return hit;
 }
