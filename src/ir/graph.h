@@ -55,6 +55,9 @@ struct WeightDecl {
   bool operator==(const WeightDecl&) const = default;
 };
 
+// Columns of a value, rows of stacked matrices: more are illegal, so that products of two sizes stay inside int64.
+inline constexpr int64_t kMaxCols = int64_t(1) << 40;
+
 using ValueId = int32_t;
 
 struct Value {

@@ -329,7 +329,7 @@ SamplingDefaults sampling_defaults(const Json& g) {
   d.temperature = greedy ? 0.0 : number("temperature", 1.0);
   if (!greedy) {
     d.top_p = number("top_p", 1.0);
-    d.top_k = int64_t(number("top_k", 0));
+    d.top_k = int64_t(std::clamp<double>(number("top_k", 0), INT32_MIN, INT32_MAX));
     d.min_p = number("min_p", 0.0);
   }
   d.repetition_penalty = number("repetition_penalty", 1.0);

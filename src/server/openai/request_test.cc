@@ -83,6 +83,7 @@ TEST(Defaults, ComeFromTheModel) {
   EXPECT_EQ(sampling_defaults(parse_json(R"({"do_sample": false, "temperature": 0.7})", "g").value()).temperature, 0.0);
   EXPECT_EQ(sampling_defaults(parse_json(R"({"temperature": 0.7, "top_p": 0.9, "top_k": 20})", "g").value()).top_k, 20);
   EXPECT_EQ(sampling_defaults(Json::object()).temperature, 1.0);
+  EXPECT_EQ(sampling_defaults(parse_json(R"({"top_k": 1e300})", "g").value()).top_k, INT32_MAX);
 }
 
 TEST(Render, TokenNamesAndCharacters) {
