@@ -150,6 +150,9 @@ def test_what_has_no_counterpart_is_refused(tmp_path):
     assert "clamped to 1.5" in done.stderr
     done = convert(export(GOLDENS / "minimax_m3", tmp_path / "d"), tmp_path / "out.gguf", ok=4)
     assert "a shared expert of 48" in done.stderr
+    plain = variant(GOLDENS / "glm4_moe", tmp_path / "plain", n_shared_experts=0)      # there, a missing shared expert passes its input through
+    done = convert(export(plain, tmp_path / "e", "--dummy-weights"), tmp_path / "out.gguf", ok=4)
+    assert "no shared expert" in done.stderr
     assert not (tmp_path / "out.gguf").exists()
 
 

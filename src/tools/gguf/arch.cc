@@ -75,7 +75,6 @@ const Rule kRules[] = {
      .route_keys = true,
      .select_bias = Use::kMust,
      .shared = Shared::kCount,
-     .has_shared = Use::kMay,
      .mlp_norm = "post_attention_norm"},
     {.family = "granitemoe",
      .arch = "granitemoe",
