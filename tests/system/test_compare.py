@@ -13,6 +13,7 @@ import json, sys
 speed, prefill, decode, batch = float(sys.argv[1]), *sys.argv[2:5]
 print("noise")
 print(json.dumps({"version": "fake 1", "load_s": 0.5}))
+print(json.dumps({"machine": {"cpu": "x", "limits": {"read_gbs": {"kernel": "k", "one": 1, "all": 2}, "int8_gops": {"kernel": "k", "one": 2, "all": 3}}}}))
 for metric, sizes in ("prefill", prefill), ("decode", decode), ("batch", batch):
     for n in filter(None, sizes.split(",")):
         print(json.dumps({"metric": metric, "n": int(n), "tok_s": speed, "ttft_s": 1.0}))
@@ -28,10 +29,8 @@ def mir(tmp_path_factory):
 def compare(mir, tmp_path, *flags, ok=0):
     fake = tmp_path / "fake.py"
     fake.write_text(FAKE)
-    limits = tmp_path / "limits.json"
-    limits.write_text(json.dumps({"read_gbs": {"one": 1, "all": 2}, "int8_gops": 3}))
     done = subprocess.run([sys.executable, ROOT / "benchmarks" / "compare", "--model", mir, "--metainfer", BINARY, "--work", tmp_path / "work", "--results",
-                           tmp_path / "results", "--threads", "1", "--limits", limits, *map(str, flags)], capture_output=True, text=True, timeout=600)
+                           tmp_path / "results", "--threads", "1", *map(str, flags)], capture_output=True, text=True, timeout=600)
     assert done.returncode == ok, done.stdout + done.stderr
     files = sorted((tmp_path / "results").glob("*.jsonl"))
     return done.stdout, [json.loads(x) for x in files[-1].read_text().splitlines()], files[-1]
@@ -72,6 +71,14 @@ def test_shares_are_what_the_readme_says(mir, tmp_path):
     text = path.with_suffix(".md").read_text()
     assert f"| prefill 16 | 1000000.0 ({prefill:.0%}) |" in text and f"| decode 4 | 1000000.0 ({decode:.0%}) |" in text
     assert records[-1] == {"limits": {"read_gbs": 2, "int8_gops": 3}}
+
+    # A file decides over what a program measures.
+    given = tmp_path / "limits.json"
+    given.write_text(json.dumps({"read_gbs": 4, "int8_gops": {"all": 6}}))
+    _, records, path = compare(mir, tmp_path, *command(tmp_path, "fake", 1e6), "--without-ours", "--prefill", "16", "--decode", "", "--batch", "", "--rounds", 1,
+                               "--limits", given)
+    assert records[-1] == {"limits": {"read_gbs": 4, "int8_gops": 6}}
+    assert f"| prefill 16 | 1000000.0 ({prefill / 2:.0%}) |" in path.with_suffix(".md").read_text()
 
 
 def test_an_engine_that_fails_is_named(mir, tmp_path):
