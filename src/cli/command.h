@@ -27,6 +27,7 @@ Command add_verify(CLI::App& app);
 Command add_eval(CLI::App& app);
 Command add_bench(CLI::App& app);
 Command add_inspect(CLI::App& app);
+Command add_convert(CLI::App& app);
 
 // Flags that several commands share.
 struct EngineFlags {
