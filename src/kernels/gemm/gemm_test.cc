@@ -4,6 +4,7 @@
 
 #include <cmath>
 
+#include "kernels/gemm/amx_emulation.h"
 #include "kernels/gemm/gemm_case.h"
 
 namespace mi::kernels {
@@ -25,6 +26,14 @@ std::vector<GemmKernel> kernels_of(bool int8, bool floats) {
   std::vector<GemmKernel> found;
   for (const GemmKernel& k : gemm_kernels())
     if (k.format == GemmFormat::kI8 ? int8 : floats) found.push_back(k);
+  if (!int8) return found;
+  // AMX where there is none: its loops anywhere, its compiled code where everything else in it runs.
+  found.push_back({"gemm_i8_amx_emulated", GemmFormat::kI8, "", [](const hw::CpuFeatures&) { return true; },
+                   gemm_i8_amx_emulated});
+#if !defined(MI_SCALAR_ONLY)
+  found.push_back({"gemm_i8_amx_trapped", GemmFormat::kI8, "avx512_vnni without amx_int8",
+                   [](const hw::CpuFeatures& f) { return f.avx512_vnni && !f.amx_int8; }, gemm_i8_amx_trapped});
+#endif
   return found;
 }
 std::string kernel_name(const testing::TestParamInfo<GemmKernel>& info) { return info.param.name; }
@@ -167,6 +176,9 @@ TEST(Gemm, SelectionByFeatures) {
   EXPECT_EQ(pick(GemmFormat::kI8, F{.avx2 = true, .avx_vnni = true}), "gemm_i8_avxvnni");
   EXPECT_EQ(pick(GemmFormat::kI8, F{.avx2 = true, .avx512 = true}), "gemm_i8_avx2");
   EXPECT_EQ(pick(GemmFormat::kI8, F{.avx2 = true, .avx512 = true, .avx512_vnni = true}), "gemm_i8_avx512vnni");
+  EXPECT_EQ(pick(GemmFormat::kI8, F{.avx2 = true, .avx512 = true, .avx512_vnni = true, .amx_int8 = true}),
+            "gemm_i8_amx");
+  EXPECT_EQ(pick(GemmFormat::kI8, F{.avx2 = true, .avx512 = true, .amx_int8 = true}), "gemm_i8_avx2");
   EXPECT_EQ(pick(GemmFormat::kF32, F{.avx2 = true}), "gemm_f32_avx2");
   EXPECT_EQ(pick(GemmFormat::kF32, F{.avx2 = true, .avx512 = true}), "gemm_f32_avx512");
   EXPECT_EQ(pick(GemmFormat::kBF16, F{.avx2 = true, .avx512 = true}), "gemm_bf16_avx512");
