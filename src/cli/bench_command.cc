@@ -3,6 +3,7 @@
 #include <chrono>
 
 #include "base/json.h"
+#include "base/version.h"
 #include "cli/command.h"
 #include "tools/bench.h"
 
@@ -45,11 +46,12 @@ Result<int> run(Flags& f) {
   so.max_seq_len = tokens;      // one pool that every case fits into
   so.kv_type = f.engine.kv_type;
   so.verify_checksums = !f.engine.no_checksums;
+  so.weights = f.engine.weights;
   so.quiet = f.json;
   const auto start = std::chrono::steady_clock::now();
   MI_TRY(tools::Session s, tools::open_session(so));
   const double load = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-  if (f.json) fmt::print("{}\n", dump_json(Json{{"version", std::string("metainfer ") + kVersion}, {"load_s", load}}));
+  if (f.json) fmt::print("{}\n", dump_json(Json{{"version", std::string("metainfer ") + version()}, {"load_s", load}}));
   MI_TRY(const std::vector<tools::BenchRow> rows, tools::run_bench(s, f.bench, [&](const tools::BenchRow& r) {
            if (!f.json) return;
            fmt::print("{}\n", dump_json(tools::bench_json(r)));

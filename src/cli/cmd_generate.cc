@@ -48,6 +48,7 @@ Result<int> run(const Flags& f) {
   so.max_batch_size = 1;
   so.kv_type = f.engine.kv_type;
   so.verify_checksums = !f.engine.no_checksums;
+  so.weights = f.engine.weights;
   MI_TRY(const tools::Session s, tools::open_session(so));
   runtime::Request r;
   MI_TRY(r.prompt, prompt_ids(f, s));

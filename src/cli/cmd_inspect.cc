@@ -51,7 +51,7 @@ int inspect_engine(const artifact::Manifest& m, const Path& dir, bool graph) {
 Result<int> run(const Flags& f) {
   const Path dir = f.dir;
   if (std::filesystem::exists(dir / "engine.json")) {
-    MI_TRY(const artifact::LoadedArtifact a, artifact::open_artifact(dir, false, {}));
+    MI_TRY(const artifact::LoadedArtifact a, artifact::open_artifact(dir));
     return inspect_engine(a.manifest, dir, f.graph);
   }
   if (std::filesystem::exists(dir / "model.mir")) {

@@ -73,12 +73,14 @@ Result<int> run(const Flags& f) {
   so.max_tokens_per_step = f.step;
   so.kv_type = f.engine.kv_type;
   so.verify_checksums = !f.engine.no_checksums;
+  so.weights = f.engine.weights;
   MI_TRY(const tools::Session s, tools::open_session(so));
   const artifact::ModelFacts& m = s.engine->manifest().model;
   fmt::print("model       {} ({}, {}), {} layers, {:.2f} million parameters, {:.2f} million active\n", m.name, m.model_type, m.precision, m.layers,
              double(m.total_params) / 1e6, double(m.active_params) / 1e6);
   fmt::print("cpu         {}: {}\n", hw::cpu_model_name(), hw::describe(hw::cpu()));
   fmt::print("threads     {} ({})\n", so.threads, f.engine.threads > 0 ? "--threads" : advice.reason);
+  fmt::print("weights     {}\n", s.engine->weights_place());
   for (const std::string& line : s.engine->kernel_choices()) fmt::print("kernel      {}\n", line);
   fmt::print("kv cache    {} pages of {} tokens, {}: {} sequences of {} tokens\n", s.engine->kv_pages(), artifact::kKvPageTokens,
              human_bytes(double(s.engine->kv_pages()) * double(s.engine->kv_page_bytes())), s.max_batch_size, s.max_seq_len);

@@ -35,10 +35,9 @@ struct EngineFlags {
   int64_t max_seq_len = 0;
   int64_t max_batch_size = 32;
   std::string kv_type;
+  std::string weights = "auto";
   bool no_checksums = false;
 };
 void add_engine_flags(CLI::App& app, EngineFlags* f);
-
-inline constexpr const char* kVersion = "0.1.0";
 
 }  // namespace mi::cli

@@ -8,6 +8,7 @@
 #include "base/json.h"
 #include "base/utf8.h"
 #include "base/util.h"
+#include "base/version.h"
 #include "cli/command.h"
 #include "hw/cpu.h"
 
@@ -50,7 +51,7 @@ int usage_error(const CLI::App& app, const CLI::ParseError& e) {
 
 int run(int argc, char** argv) {
   CLI::App app{"metainfer: compile a mixture-of-experts model once, serve it fast, and show that nothing broke", "metainfer"};
-  app.set_version_flag("--version", std::string("metainfer ") + mi::cli::kVersion);
+  app.set_version_flag("--version", std::string("metainfer ") + mi::version());
   app.require_subcommand(1);
   app.footer(
       "A model goes through export -> quantize -> build -> serve:\n"

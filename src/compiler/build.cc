@@ -6,6 +6,7 @@
 #include "artifact/layout.h"
 #include "artifact/writer.h"
 #include "base/util.h"
+#include "base/version.h"
 #include "compiler/emit.h"
 #include "compiler/fallbacks.h"
 #include "compiler/kv_plan.h"
@@ -149,7 +150,7 @@ Result<BuildReport> build_engine(const BuildOptions& o) {
 
   BuildReport r;
   artifact::Manifest& m = r.manifest;
-  m.tool_version = kToolVersion;
+  m.tool_version = version();
   m.options = options_of(o);
   for (const ir::PassRun& p : passes)
     m.passes.push_back({p.name, p.skipped, p.changed, p.seconds, p.nodes_before, p.nodes_after});

@@ -12,8 +12,6 @@
 
 namespace mi::compiler {
 
-inline constexpr const char* kToolVersion = "0.1.0";
-
 struct BuildOptions {
   Path model, output;
   std::string target = "cpu";

@@ -36,7 +36,8 @@ struct Context {
   const kernels::GemmKernel* gemm[3] = {};           // by GemmFormat
   std::vector<std::unique_ptr<kernels::RopeTable>> rope_tables;
   std::vector<const kernels::RopeTable*> rope;       // by instruction; null for other ops
-  Region arena, kv;
+  Region memory, arena, kv;                           // memory: the weights, where they were read
+  std::string weights_place;
   std::vector<kernels::KvCache> caches;              // by layer, into kv
   int64_t kv_page_bytes = 0;
   int64_t max_positions = 0;                         // of a sequence: what rope tables and pages allow

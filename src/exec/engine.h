@@ -25,6 +25,7 @@ struct LoadOptions {
   int64_t kv_pages = 64;               // pages of 64 tokens, all layers each
   std::string kv_type;                 // "", "f32", "bf16", "int8"; "" = the engine's default
   bool verify_checksums = true;
+  std::string weights = "auto";        // "read" into huge pages, "map" the file, "auto": read when the memory is there
   std::function<void(int64_t done_bytes, int64_t total_bytes)> progress;   // may be empty
   std::optional<hw::CpuFeatures> cpu;  // kernels are chosen for it instead of hw::cpu(); tests compare ISAs in one process
 };
@@ -60,6 +61,9 @@ class Engine {
   virtual std::span<const float> run(const Batch& b) = 0;
 
   virtual void set_tap(const Tap* tap) = 0;         // nullptr: none. Not owned.
+
+  // "2.6 GB read into huge pages", "2.6 GB mapped (only 1.9 GB of memory are available)": for the start-up print.
+  virtual std::string weights_place() const = 0;
 
   // "linear layers.*.attn: int8 gemm_i8_avx512vnni": which kernel serves which op, for the start-up print.
   virtual std::vector<std::string> kernel_choices() const = 0;

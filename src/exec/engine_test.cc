@@ -264,6 +264,24 @@ TEST(Engine, TapsSeeRowsAsFloats) {
   EXPECT_EQ(layers, 3) << "no tap, no events";
 }
 
+TEST(Engine, WeightsInMemoryOrMappedAreTheSame) {
+  const TestModel model(ModelShape{});
+  hw::ThreadPool pool(2);
+  const auto ids = random_ids(5, 20);
+  std::vector<Logits> found;
+  for (const char* place : {"read", "map", "auto"}) {
+    LoadOptions o;
+    o.weights = place;
+    const auto engine = model.load(pool, o);
+    EXPECT_NE(engine->weights_place().find(std::string_view(place) == "map" ? "mapped" : "read into memory"), std::string::npos) << engine->weights_place();
+    Runner r(*engine, {ids});
+    r.run_all(0, true);
+    found.push_back(r.logits[0]);
+  }
+  EXPECT_EQ(found[0], found[1]);
+  EXPECT_EQ(found[0], found[2]);
+}
+
 TEST(Engine, SaysWhatItLoadedAndRefusesWhatItCannot) {
   const TestModel model(ModelShape{});
   hw::ThreadPool pool(1);
@@ -289,6 +307,11 @@ TEST(Engine, SaysWhatItLoadedAndRefusesWhatItCannot) {
   ASSERT_FALSE(refused.ok());
   EXPECT_EQ(refused.error().code(), ErrorCode::kUsage);
   EXPECT_NE(refused.error().message().find("f32, bf16 or int8"), std::string::npos);
+  o = {};
+  o.weights = "disk";
+  refused = Engine::load(model.dir(), o, pool);
+  ASSERT_FALSE(refused.ok());
+  EXPECT_NE(refused.error().message().find("auto, read or map"), std::string::npos);
   o = {};
   o.kv_pages = int64_t(1) << 45;
   refused = Engine::load(model.dir(), o, pool);

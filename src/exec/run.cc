@@ -48,6 +48,7 @@ class EngineImpl : public Engine {
   int64_t kv_page_bytes() const override { return c_->kv_page_bytes; }
   int64_t arena_bytes() const override { return c_->arena.bytes(); }
   void set_tap(const Tap* tap) override { tap_.set(tap, manifest()); }
+  std::string weights_place() const override { return c_->weights_place; }
   std::vector<std::string> kernel_choices() const override { return describe_kernels(*c_); }
 
   std::span<const float> run(const Batch& b) override {

@@ -10,6 +10,7 @@
 
 #include "hw/cpu.h"
 #include "hw/cpu_quota.h"
+#include "hw/memory_limit.h"
 #include "hw/thread_pool.h"
 
 namespace mi::hw {
@@ -118,6 +119,29 @@ class Quota : public testing::Test {
   }
   fs::path root_;
 };
+
+TEST_F(Quota, MemoryIsTheLeastOfKernelAndGroups) {
+  EXPECT_EQ(available_memory(root_), std::numeric_limits<int64_t>::max());
+  put("proc/meminfo", "MemTotal:       16000 kB\nMemAvailable:    8000 kB");
+  EXPECT_EQ(available_memory(root_), 8000 * 1024);
+  put("proc/self/cgroup", "0::/a/b");
+  put("sys/fs/cgroup/a/b/memory.max", "max");
+  put("sys/fs/cgroup/a/b/memory.current", "5000");
+  put("sys/fs/cgroup/a/memory.max", "9000");
+  put("sys/fs/cgroup/a/memory.current", "7000");
+  put("sys/fs/cgroup/a/memory.stat", "anon 1000\nfile 500\nfile_mapped 100");     // cache makes room
+  EXPECT_EQ(available_memory(root_), 2500);
+  put("sys/fs/cgroup/a/memory.current", "20000");
+  EXPECT_EQ(available_memory(root_), 0);
+}
+
+TEST_F(Quota, MemoryOfVersion1) {
+  put("proc/self/cgroup", "4:memory:/docker/x");
+  put("sys/fs/cgroup/memory/docker/x/memory.limit_in_bytes", "9000");
+  put("sys/fs/cgroup/memory/docker/x/memory.usage_in_bytes", "7000");
+  put("sys/fs/cgroup/memory/docker/x/memory.stat", "cache 1\ntotal_cache 300");
+  EXPECT_EQ(available_memory(root_), 2300);
+}
 
 TEST_F(Quota, NoneWithoutFiles) { EXPECT_FALSE(cpu_quota(root_)); }
 

@@ -5,6 +5,7 @@
 
 #include "base/json.h"
 #include "base/util.h"
+#include "base/version.h"
 #include "ir/mir_dir.h"
 #include "ir/verify.h"
 #include "model/bind.h"
@@ -236,7 +237,7 @@ Status write_weights(const Plan& p, ir::MirWriter* out, DummyWeights* dummy, std
 Json provenance(const ExportOptions& o, const Plan& p, const ExportReport& r, Json files) {
   Json j = Json::object();
   j["tool"] = "metainfer export";
-  j["version"] = MI_VERSION;
+  j["version"] = version();
   j["family"] = r.family;
   j["model_type"] = r.info.model_type;
   j["source"] = {{"name", fs::weakly_canonical(o.model_dir).filename().string()}, {"files", std::move(files)}};

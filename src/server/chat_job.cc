@@ -67,14 +67,7 @@ class ChatJob : public Job {
     const std::string extra = request_.template_kwargs.is_null() ? "" : dump_json(request_.template_kwargs);
     auto rendered = context_.text.chat->render(dump_json(request_.messages), tools, extra, true);
     if (!rendered.ok()) return bad_field("messages", rendered.error().message());
-    const runtime::Limits& limits = context_.loop->limits();
-    if (int64_t(rendered->text.size()) / context_.longest_token > limits.longest()) {
-      runtime::Admission a;
-      a.refusal = runtime::Refusal::kTooLong;
-      a.param = "messages";
-      a.message = fmt::format("the messages have {} bytes, at least {} tokens", rendered->text.size(), int64_t(rendered->text.size()) / context_.longest_token);
-      return refusal_error(a, limits);
-    }
+    if (auto e = too_long_by_bytes(context_, "messages", rendered->text.size())) return e;
     auto ids = context_.text.tokenizer->encode_mixed(rendered->text, rendered->user);
     if (!ids.ok()) return bad_field("messages", ids.error().message());
     std::unique_ptr<text::Constraint> constraint;

@@ -42,14 +42,7 @@ class CompletionJob : public Job {
       return std::nullopt;
     }
     *text = std::get<std::string>(prompt);
-    const runtime::Limits& limits = context_.loop->limits();
-    if (int64_t(text->size()) / context_.longest_token > limits.longest()) {
-      runtime::Admission a;
-      a.refusal = runtime::Refusal::kTooLong;
-      a.param = "prompt";
-      a.message = fmt::format("the prompt has {} bytes, at least {} tokens", text->size(), int64_t(text->size()) / context_.longest_token);
-      return refusal_error(a, limits);
-    }
+    if (auto e = too_long_by_bytes(context_, "prompt", text->size())) return e;
     auto encoded = t->encode(*text, true);
     if (!encoded.ok()) return bad_field("prompt", encoded.error().message());
     *ids = std::move(encoded).value();

@@ -53,6 +53,16 @@ ApiError refusal_error(const runtime::Admission& a, const runtime::Limits& limit
   return e;
 }
 
+std::optional<ApiError> too_long_by_bytes(const ServerContext& c, const char* param, size_t bytes) {
+  const int64_t tokens = int64_t(bytes) / c.longest_token;
+  if (tokens <= c.loop->limits().longest()) return std::nullopt;
+  runtime::Admission a;
+  a.refusal = runtime::Refusal::kTooLong;
+  a.param = param;
+  a.message = fmt::format("the text has {} bytes, at least {} tokens", bytes, tokens);
+  return refusal_error(a, c.loop->limits());
+}
+
 ApiError unknown_model(const std::string& name) {
   return {404, fmt::format("the model '{}' does not exist here; /v1/models lists what does", clean_utf8(name.substr(0, 200))), "invalid_request_error", "model", "model_not_found"};
 }

@@ -59,6 +59,9 @@ class Job : public std::enable_shared_from_this<Job> {
 // Refusals of the runtime as the API says them.
 ApiError refusal_error(const runtime::Admission& a, const runtime::Limits& limits);
 
+// Text that no tokenizer could make fit, refused before it is tokenized.
+std::optional<ApiError> too_long_by_bytes(const ServerContext& c, const char* param, size_t bytes);
+
 ApiError unknown_model(const std::string& name);
 
 std::string new_id(const char* prefix);

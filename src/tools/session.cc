@@ -17,6 +17,7 @@ Result<Session> open_session(const SessionOptions& o) {
   l.max_tokens_per_step = o.max_tokens_per_step;
   l.kv_type = o.kv_type;
   l.verify_checksums = o.verify_checksums;
+  l.weights = o.weights;
   std::unique_ptr<Progress> progress;
   int64_t shown = 0;
   if (!o.quiet)

@@ -20,6 +20,7 @@ struct SessionOptions {
   int64_t max_seq_len = 0;            // 0: the model's max_positions, at most 4096
   std::string kv_type;                // "": the engine's default
   bool verify_checksums = true;
+  std::string weights = "auto";       // exec::LoadOptions::weights
   bool quiet = false;                 // no loading progress
 };
 

@@ -1,0 +1,7 @@
+#include "base/version.h"
+
+namespace mi {
+
+const char* version() { return MI_VERSION; }
+
+}  // namespace mi
