@@ -1,7 +1,9 @@
 #pragma once
 // What every handler needs, shared and read-only while the server runs.
 
-#include <utility>   // before Boost.Asio 1.74
+// clang-format off
+#include <utility>  // Boost.Asio 1.74 uses std::exchange without including it
+// clang-format on
 
 #include <atomic>
 #include <boost/asio/thread_pool.hpp>

@@ -2,7 +2,9 @@
 // One API request being answered: its choices run in the step loop, their events come back here, are turned into JSON and
 // sent, streamed or whole. Created per request, kept alive by the sinks of its choices.
 
-#include <utility>   // before Boost.Asio 1.74
+// clang-format off
+#include <utility>  // Boost.Asio 1.74 uses std::exchange without including it
+// clang-format on
 
 #include <boost/asio/strand.hpp>
 #include <memory>

@@ -1,7 +1,9 @@
 #pragma once
 // One client connection of the HTTP server. Internal to server/http.
 
-#include <utility>   // Boost.Asio 1.74 uses std::exchange without including it
+// clang-format off
+#include <utility>  // Boost.Asio 1.74 uses std::exchange without including it
+// clang-format on
 
 #include <boost/asio/any_io_executor.hpp>
 #include <boost/asio/awaitable.hpp>

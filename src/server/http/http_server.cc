@@ -1,6 +1,8 @@
 #include "server/http/http_server.h"
 
-#include <utility>   // before Boost.Asio 1.74
+// clang-format off
+#include <utility>  // Boost.Asio 1.74 uses std::exchange without including it
+// clang-format on
 
 #include <algorithm>
 #include <boost/asio/co_spawn.hpp>
