@@ -27,7 +27,7 @@ struct HistoryFlags {
   bool force = false;
 };
 
-constexpr int kRounds = 3, kGateRounds = 7;    // a gate needs enough rounds for an interval
+constexpr int kRounds = 3, kGateRounds = 7;  // a gate needs enough rounds for an interval
 
 void print_json(const Json& j) { fmt::print("{}\n", dump_json(j)); }
 
@@ -56,7 +56,10 @@ bool print_comparison(const tools::Comparison& c, bool json) {
 }
 
 Result<int> sweep(const Flags& f, const tools::BenchOptions& o) {
-  for (const auto& [name, value] : {std::pair("--save", &f.save), {"--baseline", &f.baseline}, {"--against", &f.against}, {"--history", &f.history}})
+  for (const auto& [name, value] : {std::pair("--save", &f.save),
+                                    {"--baseline", &f.baseline},
+                                    {"--against", &f.against},
+                                    {"--history", &f.history}})
     if (!value->empty()) return fail(ErrorCode::kUsage, "--sweep is for reading and cannot be combined with {}", name);
   MI_TRY(const tools::SweepOutcome r, tools::run_bench_sweep(o));
   if (f.json) {
@@ -64,7 +67,8 @@ Result<int> sweep(const Flags& f, const tools::BenchOptions& o) {
     print_json({{"machine", tools::machine_json(r.machine)}});
     for (const tools::SweepCell& c : r.cells) print_json(tools::sweep_json(c));
   } else {
-    fmt::print("{}load     {}\n{}", tools::machine_text(r.machine), human_seconds(r.load_s), tools::sweep_table(r.cells));
+    fmt::print("{}load     {}\n{}", tools::machine_text(r.machine), human_seconds(r.load_s),
+               tools::sweep_table(r.cells));
   }
   return 0;
 }
@@ -84,7 +88,8 @@ Result<int> run(const Flags& f) {
   const bool gate = !f.save.empty() || !f.baseline.empty() || !f.against.empty();
   o.rounds = f.rounds > 0 ? f.rounds : gate ? kGateRounds : kRounds;
   if (f.sweep) return sweep(f, o);
-  if (!f.against_engine.empty() && f.against.empty()) return fail(ErrorCode::kUsage, "--against-engine is the engine of the program that --against names");
+  if (!f.against_engine.empty() && f.against.empty())
+    return fail(ErrorCode::kUsage, "--against-engine is the engine of the program that --against names");
 
   // Whatever can be refused is refused before minutes of measuring.
   tools::CompareOptions c;
@@ -95,11 +100,14 @@ Result<int> run(const Flags& f) {
   if (!f.baseline.empty()) {
     MI_TRY(baseline, tools::read_record(f.baseline));
     baseline_name = fmt::format("{} ({}, {})", f.baseline, baseline->version, baseline->when);
-    o.before_measuring = [&](const tools::BenchRecord& now) { return tools::check_comparable(now, *baseline, baseline_name, c); };
+    o.before_measuring = [&](const tools::BenchRecord& now) {
+      return tools::check_comparable(now, *baseline, baseline_name, c);
+    };
   }
   if (!f.history.empty()) MI_TRY_VOID(tools::check_history(f.history));
   std::error_code ec;
-  if (!f.save.empty() && !f.force && std::filesystem::exists(f.save, ec)) return bad_input("{} exists already; --force replaces it", f.save);
+  if (!f.save.empty() && !f.force && std::filesystem::exists(f.save, ec))
+    return bad_input("{} exists already; --force replaces it", f.save);
 
   tools::BenchOutcome out;
   std::vector<tools::Comparison> comparisons;
@@ -113,7 +121,8 @@ Result<int> run(const Flags& f) {
            }));
     if (progress) progress->done();
     out = std::move(a.bench);
-    comparisons.push_back(tools::compare_rounds(out.record.rows, a.theirs, fmt::format("{} ({}), in turns", f.against, a.their_version), c));
+    comparisons.push_back(tools::compare_rounds(out.record.rows, a.theirs,
+                                                fmt::format("{} ({}), in turns", f.against, a.their_version), c));
   }
   print_record(out.record, out.notes, f.json);
   if (!f.save.empty()) MI_TRY_VOID(tools::write_record(out.record, f.save, f.force));
@@ -143,21 +152,30 @@ Result<int> show_history(const HistoryFlags& f) {
 Command add_bench(CLI::App& parent) {
   auto f = std::make_shared<Flags>();
   auto h = std::make_shared<HistoryFlags>();
-  CLI::App* app = parent.add_subcommand("bench", "measure prompt processing, one stream and many streams; compare with earlier runs");
+  CLI::App* app = parent.add_subcommand(
+      "bench", "measure prompt processing, one stream and many streams; compare with earlier runs");
   add_engine_flags(*app, &f->engine);
-  app->get_option("--engine")->required(false);      // 'bench history' needs none
+  app->get_option("--engine")->required(false);  // 'bench history' needs none
   app->add_option("--prefill", f->prefill, "prompt lengths")->capture_default_str();
   app->add_option("--decode", f->decode, "tokens of one stream after a prompt of 128")->capture_default_str();
   app->add_option("--batch", f->batch, "streams at once: prompt 128, 64 tokens each")->capture_default_str();
-  app->add_option("--rounds", f->rounds, "measurements of each, the median is reported (default: 3, or 7 to save or compare)")->check(CLI::Range(1, 100));
+  app->add_option("--rounds", f->rounds,
+                  "measurements of each, the median is reported (default: 3, or 7 to save or compare)")
+      ->check(CLI::Range(1, 100));
   app->add_flag("--json", f->json, "one JSON object per line");
   app->add_flag("--no-probe", f->no_probe, "do not measure the machine's limits (about a second)");
-  app->add_flag("--sweep", f->sweep, "instead: prompts of 1, 8, 64, 512 times batches of 1, 4, 16, naming cells that are slower per token than a smaller one");
+  app->add_flag("--sweep", f->sweep,
+                "instead: prompts of 1, 8, 64, 512 times batches of 1, 4, 16, naming cells that are slower per token "
+                "than a smaller one");
   app->add_option("--save", f->save, "write this run to a file, to be a baseline");
-  app->add_option("--baseline", f->baseline, "compare with a file that --save wrote on this machine; exit code 1 on a regression");
-  app->add_option("--against", f->against, "compare with another metainfer program, round by round in turns; exit code 1 on a regression");
+  app->add_option("--baseline", f->baseline,
+                  "compare with a file that --save wrote on this machine; exit code 1 on a regression");
+  app->add_option("--against", f->against,
+                  "compare with another metainfer program, round by round in turns; exit code 1 on a regression");
   app->add_option("--against-engine", f->against_engine, "engine for that program (default: the same)");
-  app->add_option("--threshold", f->threshold, "percent that a figure may surely be worse by")->check(CLI::Range(0.0, 90.0))->capture_default_str();
+  app->add_option("--threshold", f->threshold, "percent that a figure may surely be worse by")
+      ->check(CLI::Range(0.0, 90.0))
+      ->capture_default_str();
   app->add_flag("--other-engine", f->other_engine, "compare although the engine is not the baseline's");
   app->add_option("--history", f->history, "append this run to a file, one line of JSON");
   app->add_flag("--force", f->force, "replace an existing file of --save");
@@ -166,12 +184,13 @@ Command add_bench(CLI::App& parent) {
   history->add_option("--html", h->html, "write a page with plots");
   history->add_option("--last", h->last, "newest runs to print")->check(CLI::Range(1, 1 << 20))->capture_default_str();
   history->add_flag("--force", h->force, "replace an existing page");
-  app->footer("Examples:\n"
-              "  metainfer bench --engine mini-m3-engine --prefill 128,512 --decode 128 --batch 8,32\n"
-              "  metainfer bench --engine mini-m3-engine --save base.json --history runs.jsonl\n"
-              "  metainfer bench --engine mini-m3-engine --baseline base.json\n"
-              "  metainfer bench --engine mini-m3-engine --against build/old/metainfer\n"
-              "  metainfer bench history runs.jsonl --html runs.html");
+  app->footer(
+      "Examples:\n"
+      "  metainfer bench --engine mini-m3-engine --prefill 128,512 --decode 128 --batch 8,32\n"
+      "  metainfer bench --engine mini-m3-engine --save base.json --history runs.jsonl\n"
+      "  metainfer bench --engine mini-m3-engine --baseline base.json\n"
+      "  metainfer bench --engine mini-m3-engine --against build/old/metainfer\n"
+      "  metainfer bench history runs.jsonl --html runs.html");
   return {app, [f, h, history]() { return history->parsed() ? show_history(*h) : run(*f); }};
 }
 

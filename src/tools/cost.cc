@@ -30,7 +30,7 @@ double read_bytes(const Manifest& m, const Instr& i, double tokens, double exper
   for (const artifact::InstrWeight& w : i.weights) {
     const WeightTensor& t = tensor(m, w);
     if (i.op == Op::kEmbed && w.role == Role::kWeight)
-      sum += tokens * double(t.k) * double(dtype_bytes(t.dtype));   // rows of a table
+      sum += tokens * double(t.k) * double(dtype_bytes(t.dtype));  // rows of a table
     else
       sum += expert_bytes(t) * (t.experts > 1 ? experts : 1);
   }
@@ -96,7 +96,8 @@ Cost index_select_cost(const Manifest& m, const Instr& i, const StepShape& s, ke
   Cost c;
   for (const StepShape::Part& part : s.parts) {
     c.kv_bytes += double(part.start + part.tokens) * index_bytes(m.caches[size_t(i.layer)], kv);
-    for (int64_t t = part.start; t < part.start + part.tokens; ++t) c.float_ops += 2.0 * double(p.heads * p.dim * (t + 1));
+    for (int64_t t = part.start; t < part.start + part.tokens; ++t)
+      c.float_ops += 2.0 * double(p.heads * p.dim * (t + 1));
   }
   return c;
 }
@@ -104,14 +105,23 @@ Cost index_select_cost(const Manifest& m, const Instr& i, const StepShape& s, ke
 // Operations per element of the result for what is neither a product nor attention.
 double element_ops(const Instr& i) {
   switch (i.op) {
-    case Op::kRmsNorm: return 4;      // square, add, times 1/rms, times weight
-    case Op::kQuantize: return 3;     // maximum, times, round
-    case Op::kRope: return 3;         // two products, an add
-    case Op::kClamp: return 2;
-    case Op::kAdd: case Op::kScale: return 1;
-    case Op::kActivation: return 4;   // exponential, add, quotient, product
-    case Op::kSigmoidMul: return 4;
-    default: return 0;                // products and the rest: instr_cost()
+    case Op::kRmsNorm:
+      return 4;  // square, add, times 1/rms, times weight
+    case Op::kQuantize:
+      return 3;  // maximum, times, round
+    case Op::kRope:
+      return 3;  // two products, an add
+    case Op::kClamp:
+      return 2;
+    case Op::kAdd:
+    case Op::kScale:
+      return 1;
+    case Op::kActivation:
+      return 4;  // exponential, add, quotient, product
+    case Op::kSigmoidMul:
+      return 4;
+    default:
+      return 0;  // products and the rest: instr_cost()
   }
 }
 
@@ -158,7 +168,8 @@ Cost instr_cost(const Manifest& m, const Instr& i, const StepShape& s, double ex
     if (o.type.rows == Rows::kLogit) return logits;
     return o.type.rows == Rows::kPair ? tokens * double(m.buffers[size_t(o.buffer)].rows_per_token) : tokens;
   };
-  if (!i.out.empty() && i.out[0].type.rows == Rows::kLogit && logits == 0) return {};   // such an instruction is left out
+  if (!i.out.empty() && i.out[0].type.rows == Rows::kLogit && logits == 0)
+    return {};  // such an instruction is left out
   Cost c;
   if (i.op == Op::kAttention)
     c = attention_cost(m, i, s, kv);
@@ -169,22 +180,32 @@ Cost instr_cost(const Manifest& m, const Instr& i, const StepShape& s, double ex
   const artifact::Operand& out = i.out[0];
   const bool chosen = i.op == Op::kExpertLinear || i.op == Op::kGroupedExperts || i.op == Op::kExpertCombine;
   const double k = chosen ? double(i.in[1].type.cols) : 1;
-  const double elements = out.type.elem == Elem::kState || out.type.elem == Elem::kRoute ? 0 : rows(out) * double(out.type.cols);
+  const double elements =
+      out.type.elem == Elem::kState || out.type.elem == Elem::kRoute ? 0 : rows(out) * double(out.type.cols);
   c.float_ops += elements * element_ops(i);
   switch (i.op) {
-    case Op::kLinear: add_times(&c, matrix_ops(m, i), rows(out)); break;
-    case Op::kExpertLinear: add_times(&c, matrix_ops(m, i), tokens * k); break;
-    case Op::kRoute: c.float_ops += tokens * 3 * double(i.in[0].type.cols); break;  // exponential, sum, comparison
-    case Op::kExpertCombine: c.float_ops += tokens * k * 2 * double(out.type.cols); break;
+    case Op::kLinear:
+      add_times(&c, matrix_ops(m, i), rows(out));
+      break;
+    case Op::kExpertLinear:
+      add_times(&c, matrix_ops(m, i), tokens * k);
+      break;
+    case Op::kRoute:
+      c.float_ops += tokens * 3 * double(i.in[0].type.cols);
+      break;  // exponential, sum, comparison
+    case Op::kExpertCombine:
+      c.float_ops += tokens * k * 2 * double(out.type.cols);
+      break;
     case Op::kGroupedExperts: {
       add_times(&c, matrix_ops(m, i), tokens * k);
       double inner = 0;
       for (const artifact::InstrWeight& w : i.weights)
         if (w.role == Role::kGate) inner = double(tensor(m, w).n);
-      c.float_ops += tokens * k * (4 * inner + 2 * double(out.type.cols));    // activation, combination
+      c.float_ops += tokens * k * (4 * inner + 2 * double(out.type.cols));  // activation, combination
       break;
     }
-    default: break;
+    default:
+      break;
   }
   if (i.residual >= 0) c.float_ops += elements;
   return c;

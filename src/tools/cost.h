@@ -1,11 +1,11 @@
 #pragma once
-// What a step's instructions must read and compute, from the engine's program and the shape of the step alone. Weights and
-// keys are counted once per step, however often a kernel reads them: this is what the machine cannot avoid, to be compared
-// with what it took.
+// What a step's instructions must read and compute, from the engine's program and the shape of the step alone. Weights
+// and keys are counted once per step, however often a kernel reads them: this is what the machine cannot avoid, to be
+// compared with what it took.
 //
-// Operations: a multiply and an add are two, an exponential or a comparison is one. Products with weights count the true
-// sizes without padding. Attention counts the keys that a row sees; selected blocks count as if all of them were full, and
-// their keys as if the rows of a step shared none (at most the context).
+// Operations: a multiply and an add are two, an exponential or a comparison is one. Products with weights count the
+// true sizes without padding. Attention counts the keys that a row sees; selected blocks count as if all of them were
+// full, and their keys as if the rows of a step shared none (at most the context).
 
 #include <cstdint>
 #include <span>
@@ -37,7 +37,8 @@ struct Cost {
 };
 
 // experts: how many different experts the step's tokens chose, for instructions that read expert weights.
-Cost instr_cost(const artifact::Manifest& m, const artifact::Instr& i, const StepShape& s, double experts, kernels::KvKind kv);
+Cost instr_cost(const artifact::Manifest& m, const artifact::Instr& i, const StepShape& s, double experts,
+                kernels::KvKind kv);
 
 // E (1 - (1 - k/E)^tokens): different experts that tokens choose when all experts are equally likely.
 double expected_experts(int64_t experts, int64_t k, double tokens);

@@ -36,7 +36,8 @@ bool Driver::prefill_step() {
     Sequence& q = sequences_[prefilled_];
     const int64_t n = std::min(room, int64_t(q.ids.size()) - q.done);
     const bool last = q.done + n == int64_t(q.ids.size());
-    b.chunks.push_back({std::span<const int32_t>(q.ids).subspan(size_t(q.done), size_t(n)), q.done, q.pages, last ? n - 1 : n});
+    b.chunks.push_back(
+        {std::span<const int32_t>(q.ids).subspan(size_t(q.done), size_t(n)), q.done, q.pages, last ? n - 1 : n});
     q.done += n;
     room -= n;
     if (last) ++prefilled_;

@@ -1,6 +1,6 @@
 #pragma once
-// Drives an engine the way the step loop does, without a scheduler and with the best token as the only sampling: sequences of
-// random ids, processed to their first token, then one token each per step.
+// Drives an engine the way the step loop does, without a scheduler and with the best token as the only sampling:
+// sequences of random ids, processed to their first token, then one token each per step.
 
 #include <cstdint>
 #include <functional>
@@ -23,7 +23,8 @@ class Driver {
   // `streams` sequences of `prompt` ids, room for `generate` tokens each. The same seed gives the same ids.
   // Precondition: their pages fit the engine's pool.
   void start(int64_t streams, int64_t prompt, int64_t generate, uint64_t seed);
-  // One step of prompts, filled up to the engine's capacity. False: every sequence has its first token, nothing was run.
+  // One step of prompts, filled up to the engine's capacity. False: every sequence has its first token, nothing was
+  // run.
   bool prefill_step();
   void prefill() {
     while (prefill_step()) {

@@ -18,7 +18,8 @@ Result<ProbeRate> parse_rate(const Json& j, const std::string& key, const std::s
   MI_TRY(r.one, json_get<double>(j[key], "one", where));
   MI_TRY(r.all, json_get<double>(j[key], "all", where));
   MI_TRY(r.kernel, json_get<std::string>(j[key], "kernel", where));
-  if (!(r.one > 0) || !(r.all > 0)) return bad_input("{}: a rate is a positive number, found {} and {}", where, r.one, r.all);
+  if (!(r.one > 0) || !(r.all > 0))
+    return bad_input("{}: a rate is a positive number, found {} and {}", where, r.one, r.all);
   return r;
 }
 
@@ -72,22 +73,26 @@ std::string machine_text(const Machine& m) {
   std::string s = fmt::format("machine  {}, {} thread{}, {}\n", m.cpu, m.threads, m.threads == 1 ? "" : "s", m.isa);
   if (!m.limits) return s + "limits   not measured\n";
   const MachineLimits& l = *m.limits;
-  s += fmt::format("limits   read {:.1f} GB/s ({:.1f} with one thread), int8 {:.0f} GOPS ({:.0f}; {}), float {:.0f} GFLOPS ({:.0f}; {})\n",
-                   l.read_gbs.all, l.read_gbs.one, l.int8_gops.all, l.int8_gops.one, l.int8_gops.kernel, l.f32_gflops.all,
-                   l.f32_gflops.one, l.f32_gflops.kernel);
+  s += fmt::format(
+      "limits   read {:.1f} GB/s ({:.1f} with one thread), int8 {:.0f} GOPS ({:.0f}; {}), float {:.0f} GFLOPS ({:.0f}; "
+      "{})\n",
+      l.read_gbs.all, l.read_gbs.one, l.int8_gops.all, l.int8_gops.one, l.int8_gops.kernel, l.f32_gflops.all,
+      l.f32_gflops.one, l.f32_gflops.kernel);
   for (const std::string& n : l.notes) s += fmt::format("         {}\n", n);
   return s;
 }
 
 std::string machine_difference(const Machine& now, const Machine& then) {
   if (now.cpu != then.cpu) return fmt::format("this machine's CPU is '{}', the other's '{}'", now.cpu, then.cpu);
-  if (now.isa != then.isa) return fmt::format("the instruction sets differ: {} here, {} there (is MI_FORCE_ISA set?)", now.isa, then.isa);
+  if (now.isa != then.isa)
+    return fmt::format("the instruction sets differ: {} here, {} there (is MI_FORCE_ISA set?)", now.isa, then.isa);
   if (now.threads != then.threads)
     return fmt::format("{} threads here, {} there: use --threads {}", now.threads, then.threads, then.threads);
   if (!now.limits || !then.limits) return {};
   const double a = now.limits->read_gbs.all, b = then.limits->read_gbs.all;
   if (std::max(a, b) > kBandwidthClass * std::min(a, b))
-    return fmt::format("memory is read with {:.1f} GB/s here and {:.1f} there: another machine, or one that is busy", a, b);
+    return fmt::format("memory is read with {:.1f} GB/s here and {:.1f} there: another machine, or one that is busy", a,
+                       b);
   return {};
 }
 
@@ -100,6 +105,8 @@ LimitShare limit_share(const Machine& m, double bytes, double int8_ops, double f
   return {Bound::kArithmetic, arithmetic / seconds};
 }
 
-const char* bound_name(Bound b) { return b == Bound::kMemory ? "memory" : b == Bound::kArithmetic ? "arithmetic" : "-"; }
+const char* bound_name(Bound b) {
+  return b == Bound::kMemory ? "memory" : b == Bound::kArithmetic ? "arithmetic" : "-";
+}
 
 }  // namespace mi::tools

@@ -17,7 +17,8 @@ struct Machine {
   std::optional<kernels::MachineLimits> limits;  // none: not probed
 };
 
-// probe: also measures the limits (about a second, see kernels/probe/probe.h). Without, figures have no share of a limit.
+// probe: also measures the limits (about a second, see kernels/probe/probe.h). Without, figures have no share of a
+// limit.
 Result<Machine> describe_machine(hw::ThreadPool& pool, bool probe);
 
 Json machine_json(const Machine& m);
@@ -26,8 +27,8 @@ Result<Machine> parse_machine(const Json& j, const std::string& what);
 // "machine  AMD EPYC, 2 threads, avx2 ...\nlimits  read 35.1 GB/s (28.9 with one thread), ...\n"
 std::string machine_text(const Machine& m);
 
-// A sentence that says what differs, with a way out, when figures of the two cannot be compared; "" when they can. Memory
-// bandwidth is compared in classes: a factor of kBandwidthClass apart is another machine, or a busy one.
+// A sentence that says what differs, with a way out, when figures of the two cannot be compared; "" when they can.
+// Memory bandwidth is compared in classes: a factor of kBandwidthClass apart is another machine, or a busy one.
 inline constexpr double kBandwidthClass = 1.5;
 std::string machine_difference(const Machine& now, const Machine& then);
 

@@ -16,7 +16,8 @@ using html::escape;
 constexpr double kWidth = 900;
 
 std::string begin(double height, const std::string& label) {
-  return fmt::format("<svg viewBox=\"0 0 {0} {1}\" width=\"{0}\" height=\"{1}\" role=\"img\" aria-label=\"{2}\">\n", kWidth, height, escape(label));
+  return fmt::format("<svg viewBox=\"0 0 {0} {1}\" width=\"{0}\" height=\"{1}\" role=\"img\" aria-label=\"{2}\">\n",
+                     kWidth, height, escape(label));
 }
 
 std::string text(double x, double y, const std::string& s, const char* anchor = "start") {
@@ -24,8 +25,9 @@ std::string text(double x, double y, const std::string& s, const char* anchor = 
 }
 
 std::string rect(double x, double y, double w, double h, const std::string& fill, const std::string& title) {
-  return fmt::format("<rect x=\"{:.2f}\" y=\"{:.2f}\" width=\"{:.2f}\" height=\"{:.2f}\" fill=\"{}\"><title>{}</title></rect>\n", x, y,
-                     std::max(w, 0.0), std::max(h, 0.0), fill, escape(title));
+  return fmt::format(
+      "<rect x=\"{:.2f}\" y=\"{:.2f}\" width=\"{:.2f}\" height=\"{:.2f}\" fill=\"{}\"><title>{}</title></rect>\n", x, y,
+      std::max(w, 0.0), std::max(h, 0.0), fill, escape(title));
 }
 
 // The next of 1, 2, 5, 10, 20, ... that is at least v.
@@ -53,7 +55,8 @@ std::string line_plot(const std::vector<PlotLine>& lines, double x_max, const st
   std::string out = begin(kHeight, label);
   for (int i = 0; i <= 4; ++i) {
     const double v = top * i / 4;
-    out += fmt::format("<line x1=\"{}\" y1=\"{:.1f}\" x2=\"{}\" y2=\"{:.1f}\" stroke=\"#ddd\"/>\n", kLeft, y(v), kWidth, y(v));
+    out += fmt::format("<line x1=\"{}\" y1=\"{:.1f}\" x2=\"{}\" y2=\"{:.1f}\" stroke=\"#ddd\"/>\n", kLeft, y(v), kWidth,
+                       y(v));
     out += text(kLeft - 6, y(v) + 4, fmt::format("{:.4g}", v), "end");
   }
   for (const PlotLine& l : lines) {
@@ -63,11 +66,13 @@ std::string line_plot(const std::vector<PlotLine>& lines, double x_max, const st
       line += fmt::format("{:.1f},{:.1f} ", x(p.x), y(p.y));
       band += fmt::format("{:.1f},{:.1f} ", x(p.x), y(p.high));
     }
-    for (size_t i = l.points.size(); i-- > 0;) band += fmt::format("{:.1f},{:.1f} ", x(l.points[i].x), y(l.points[i].low));
+    for (size_t i = l.points.size(); i-- > 0;)
+      band += fmt::format("{:.1f},{:.1f} ", x(l.points[i].x), y(l.points[i].low));
     out += fmt::format("<polygon points=\"{}\" fill=\"{}\" opacity=\".2\"/>\n", band, color);
     out += fmt::format("<polyline points=\"{}\" fill=\"none\" stroke=\"{}\" stroke-width=\"2\"/>\n", line, color);
     for (const PlotLine::Point& p : l.points)
-      out += fmt::format("<circle cx=\"{:.1f}\" cy=\"{:.1f}\" r=\"3.5\" fill=\"{}\"><title>{}</title></circle>\n", x(p.x), y(p.y), color, escape(p.title));
+      out += fmt::format("<circle cx=\"{:.1f}\" cy=\"{:.1f}\" r=\"3.5\" fill=\"{}\"><title>{}</title></circle>\n",
+                         x(p.x), y(p.y), color, escape(p.title));
   }
   return out + "</svg>\n";
 }
@@ -91,7 +96,8 @@ std::string span_plot(const std::vector<PlotSpan>& spans, double total, const st
   std::string out = begin(kHeight, label);
   out += rect(0, 0, kWidth, kHeight, "#f3f3f3", label);
   for (const PlotSpan& s : spans)
-    out += rect(kWidth * s.begin / total, 4, kWidth * (s.end - s.begin) / total, kHeight - 8, plot_color(s.name), s.title);
+    out +=
+        rect(kWidth * s.begin / total, 4, kWidth * (s.end - s.begin) / total, kHeight - 8, plot_color(s.name), s.title);
   return out + "</svg>\n";
 }
 
@@ -109,14 +115,16 @@ std::string heat_plot(const std::vector<PlotRow>& rows, const std::string& label
     out += text(kLeft - 8, kRow * double(i) + 11, rows[i].name, "end");
     for (size_t c = 0; c < rows[i].values.size(); ++c) {
       const double v = rows[i].values[c];
-      out += rect(kLeft + cell * double(c), kRow * double(i), cell, kRow - 1, fmt::format("hsl(215,60%,{:.0f}%)", 97 - 67 * (top > 0 ? v / top : 0)),
+      out += rect(kLeft + cell * double(c), kRow * double(i), cell, kRow - 1,
+                  fmt::format("hsl(215,60%,{:.0f}%)", 97 - 67 * (top > 0 ? v / top : 0)),
                   fmt::format("{}, expert {}: {:.0f} tokens", rows[i].name, c, v));
     }
   }
   return out + "</svg>\n";
 }
 
-std::string roofline_plot(const std::vector<RooflinePoint>& points, double peak_gops, double gbs, const std::string& label) {
+std::string roofline_plot(const std::vector<RooflinePoint>& points, double peak_gops, double gbs,
+                          const std::string& label) {
   constexpr double kHeight = 320, kLeft = 60, kTop = 10, kBottom = 34;
   // From a hundredth of the ridge to a hundred times beyond it, and as far as the points go.
   const double ridge = peak_gops / gbs;
@@ -128,25 +136,34 @@ std::string roofline_plot(const std::vector<RooflinePoint>& points, double peak_
     x_high = std::max(x_high, p.ops_per_byte * 2);
     y_low = std::min(y_low, p.gops / 2);
   }
-  const auto x = [&](double v) { return kLeft + (kWidth - kLeft - 10) * std::log(v / x_low) / std::log(x_high / x_low); };
-  const auto y = [&](double v) { return kTop + (kHeight - kTop - kBottom) * (1 - std::log(v / y_low) / std::log(y_high / y_low)); };
+  const auto x = [&](double v) {
+    return kLeft + (kWidth - kLeft - 10) * std::log(v / x_low) / std::log(x_high / x_low);
+  };
+  const auto y = [&](double v) {
+    return kTop + (kHeight - kTop - kBottom) * (1 - std::log(v / y_low) / std::log(y_high / y_low));
+  };
   std::string out = begin(kHeight, label);
   for (double d = std::pow(10, std::ceil(std::log10(x_low))); d <= x_high; d *= 10) {
-    out += fmt::format("<line x1=\"{0:.1f}\" y1=\"{1}\" x2=\"{0:.1f}\" y2=\"{2}\" stroke=\"#eee\"/>\n", x(d), kTop, kHeight - kBottom);
+    out += fmt::format("<line x1=\"{0:.1f}\" y1=\"{1}\" x2=\"{0:.1f}\" y2=\"{2}\" stroke=\"#eee\"/>\n", x(d), kTop,
+                       kHeight - kBottom);
     out += text(x(d), kHeight - kBottom + 14, fmt::format("{:.6g}", d), "middle");
   }
   for (double d = std::pow(10, std::ceil(std::log10(y_low))); d <= y_high; d *= 10) {
-    out += fmt::format("<line x1=\"{0}\" y1=\"{1:.1f}\" x2=\"{2}\" y2=\"{1:.1f}\" stroke=\"#eee\"/>\n", kLeft, y(d), kWidth);
+    out += fmt::format("<line x1=\"{0}\" y1=\"{1:.1f}\" x2=\"{2}\" y2=\"{1:.1f}\" stroke=\"#eee\"/>\n", kLeft, y(d),
+                       kWidth);
     out += text(kLeft - 6, y(d) + 4, fmt::format("{:.6g}", d), "end");
   }
   const double slope_from = std::max(x_low, y_low / gbs);
-  out += fmt::format("<polyline points=\"{:.1f},{:.1f} {:.1f},{:.1f} {:.1f},{:.1f}\" fill=\"none\" stroke=\"#444\" stroke-width=\"2\"/>\n", x(slope_from),
-                     y(gbs * slope_from), x(ridge), y(peak_gops), x(x_high), y(peak_gops));
+  out += fmt::format(
+      "<polyline points=\"{:.1f},{:.1f} {:.1f},{:.1f} {:.1f},{:.1f}\" fill=\"none\" stroke=\"#444\" "
+      "stroke-width=\"2\"/>\n",
+      x(slope_from), y(gbs * slope_from), x(ridge), y(peak_gops), x(x_high), y(peak_gops));
   out += text(kWidth - 12, kHeight - 4, "operations per byte of weights and KV; up: 1e9 operations per second", "end");
   for (const RooflinePoint& p : points) {
     if (!(p.ops_per_byte > 0) || !(p.gops > 0)) continue;
-    out += fmt::format("<circle cx=\"{:.1f}\" cy=\"{:.1f}\" r=\"{:.1f}\" fill=\"{}\" opacity=\".8\"><title>{}</title></circle>\n", x(p.ops_per_byte), y(p.gops),
-                       3 + 11 * std::sqrt(p.weight), plot_color(p.name), escape(p.title));
+    out += fmt::format(
+        "<circle cx=\"{:.1f}\" cy=\"{:.1f}\" r=\"{:.1f}\" fill=\"{}\" opacity=\".8\"><title>{}</title></circle>\n",
+        x(p.ops_per_byte), y(p.gops), 3 + 11 * std::sqrt(p.weight), plot_color(p.name), escape(p.title));
     out += text(x(p.ops_per_byte) + 10, y(p.gops) - 6, p.name);
   }
   return out + "</svg>\n";

@@ -21,7 +21,8 @@ namespace {
 // Runs argv to its end and returns what it wrote to stdout; its stderr is ours.
 Result<std::string> run_program(const std::vector<std::string>& argv) {
   int ends[2];
-  if (pipe2(ends, O_CLOEXEC) != 0) return fail(ErrorCode::kEnvironment, "no pipe to run {} with: {}", argv[0], std::strerror(errno));
+  if (pipe2(ends, O_CLOEXEC) != 0)
+    return fail(ErrorCode::kEnvironment, "no pipe to run {} with: {}", argv[0], std::strerror(errno));
   posix_spawn_file_actions_t actions;
   posix_spawn_file_actions_init(&actions);
   posix_spawn_file_actions_adddup2(&actions, ends[1], STDOUT_FILENO);
@@ -56,7 +57,8 @@ Result<std::string> run_program(const std::vector<std::string>& argv) {
   }
   if (WIFSIGNALED(status)) return fail(ErrorCode::kEnvironment, "{} was ended by signal {}", argv[0], WTERMSIG(status));
   if (WEXITSTATUS(status) != 0)
-    return fail(ErrorCode::kEnvironment, "{} ended with exit code {}; its message is above", argv[0], WEXITSTATUS(status));
+    return fail(ErrorCode::kEnvironment, "{} ended with exit code {}; its message is above", argv[0],
+                WEXITSTATUS(status));
   return text;
 }
 
@@ -81,7 +83,8 @@ Result<ChildRun> parse_bench_output(std::string_view text, const BenchCases& cas
       MI_TRY(run.version, json_get<std::string>(j, "version", what));
       MI_TRY(run.load_s, json_get_or<double>(j, "load_s", 0, what));
     }
-    if (j.contains("memory") && j["memory"].is_object() && j["memory"].contains("peak_bytes") && !j["memory"]["peak_bytes"].is_null()) {
+    if (j.contains("memory") && j["memory"].is_object() && j["memory"].contains("peak_bytes") &&
+        !j["memory"]["peak_bytes"].is_null()) {
       MI_TRY(run.peak_bytes, json_get<int64_t>(j["memory"], "peak_bytes", what));
     }
     if (!j.contains("metric")) continue;
@@ -92,14 +95,17 @@ Result<ChildRun> parse_bench_output(std::string_view text, const BenchCases& cas
     MI_TRY(r.tok_s, json_get<double>(j, "tok_s", what));
     MI_TRY(r.ttft_s, json_get<double>(j, "ttft_s", what));
     MI_TRY(r.total_tok_s, json_get_or<double>(j, "total_tok_s", 0, what));
-    if (!(r.tok_s > 0) || !(r.ttft_s > 0)) return bad_input("{}: {} {}: a speed or time that is not positive", what, row.metric, row.n);
+    if (!(r.tok_s > 0) || !(r.ttft_s > 0))
+      return bad_input("{}: {} {}: a speed or time that is not positive", what, row.metric, row.n);
     row.rounds.push_back(r);
     found.push_back(std::move(row));
   }
-  const std::pair<const char*, const std::vector<int64_t>*> lists[] = {{"prefill", &cases.prefill}, {"decode", &cases.decode}, {"batch", &cases.batch}};
+  const std::pair<const char*, const std::vector<int64_t>*> lists[] = {
+      {"prefill", &cases.prefill}, {"decode", &cases.decode}, {"batch", &cases.batch}};
   for (const auto& [metric, list] : lists)
     for (int64_t n : *list) {
-      const auto row = std::find_if(found.begin(), found.end(), [&](const BenchRow& r) { return r.metric == metric && r.n == n; });
+      const auto row =
+          std::find_if(found.begin(), found.end(), [&](const BenchRow& r) { return r.metric == metric && r.n == n; });
       if (row == found.end()) return bad_input("{} printed no figure for --{} {}", what, metric, n);
       run.rows.push_back(*row);
     }
@@ -108,11 +114,13 @@ Result<ChildRun> parse_bench_output(std::string_view text, const BenchCases& cas
 
 Result<AgainstResult> run_against(const AgainstOptions& o, const std::function<void(int)>& after_round) {
   const auto round = [&](const Path& program, const Path& engine) -> Result<ChildRun> {
-    std::vector<std::string> argv{program.string(), "bench", "--engine", engine.string(), "--json", "--rounds", "1", "--no-checksums",
-                                  "--threads", std::to_string(o.threads)};
+    std::vector<std::string> argv{
+        program.string(), "bench", "--engine",       engine.string(), "--json",
+        "--rounds",       "1",     "--no-checksums", "--threads",     std::to_string(o.threads)};
     // A list that is left out would be the default: every list is named, an empty one as such.
-    argv.insert(argv.end(), {"--prefill", fmt::format("{}", fmt::join(o.cases.prefill, ",")), "--decode", fmt::format("{}", fmt::join(o.cases.decode, ",")),
-                             "--batch", fmt::format("{}", fmt::join(o.cases.batch, ","))});
+    argv.insert(argv.end(), {"--prefill", fmt::format("{}", fmt::join(o.cases.prefill, ",")), "--decode",
+                             fmt::format("{}", fmt::join(o.cases.decode, ",")), "--batch",
+                             fmt::format("{}", fmt::join(o.cases.batch, ","))});
     if (!o.kv_type.empty()) argv.insert(argv.end(), {"--kv-type", o.kv_type});
     MI_TRY(const std::string text, run_program(argv));
     return parse_bench_output(text, o.cases, program.string());
@@ -121,7 +129,7 @@ Result<AgainstResult> run_against(const AgainstOptions& o, const std::function<v
   std::vector<double> loads;
   for (int r = 0; r < o.rounds; ++r) {
     for (int half = 0; half < 2; ++half) {
-      const bool ours = (half == 0) == (r % 2 == 0);    // who goes first changes every round
+      const bool ours = (half == 0) == (r % 2 == 0);  // who goes first changes every round
       MI_TRY(const ChildRun run, ours ? round(o.ours, o.engine) : round(o.theirs, o.their_engine));
       add_round(run.rows, ours ? &all.ours : &all.theirs);
       (ours ? all.our_version : all.their_version) = run.version;

@@ -41,11 +41,13 @@ std::string settings_difference(const BenchSettings& a, const BenchSettings& b) 
       {"prefill", &BenchCases::prefill}, {"decode", &BenchCases::decode}, {"batch", &BenchCases::batch}};
   for (const auto& [name, field] : lists)
     if (a.cases.*field != b.cases.*field)
-      return fmt::format("--{} is {} here and {} there: use --{} {}", name, list_text(a.cases.*field), list_text(b.cases.*field), name,
-                         list_text(b.cases.*field));
-  if (a.kv_type != b.kv_type) return fmt::format("the KV cache is {} here and {} there: use --kv-type {}", a.kv_type, b.kv_type, b.kv_type);
+      return fmt::format("--{} is {} here and {} there: use --{} {}", name, list_text(a.cases.*field),
+                         list_text(b.cases.*field), name, list_text(b.cases.*field));
+  if (a.kv_type != b.kv_type)
+    return fmt::format("the KV cache is {} here and {} there: use --kv-type {}", a.kv_type, b.kv_type, b.kv_type);
   if (a.max_tokens_per_step != b.max_tokens_per_step)
-    return fmt::format("steps hold up to {} tokens here and {} there: save a new baseline", a.max_tokens_per_step, b.max_tokens_per_step);
+    return fmt::format("steps hold up to {} tokens here and {} there: save a new baseline", a.max_tokens_per_step,
+                       b.max_tokens_per_step);
   return {};
 }
 
@@ -55,42 +57,59 @@ bool Comparison::regressed() const {
   return std::any_of(rows.begin(), rows.end(), [](const CompareRow& r) { return r.regressed; });
 }
 
-Status check_comparable(const BenchRecord& now, const BenchRecord& then, const std::string& with, const CompareOptions& o) {
+Status check_comparable(const BenchRecord& now, const BenchRecord& then, const std::string& with,
+                        const CompareOptions& o) {
   if (const std::string d = machine_difference(now.machine, then.machine); !d.empty())
-    return fail(ErrorCode::kEnvironment, "{} cannot be compared with: {}; save a baseline on this machine, or use --against with the other program", with, d);
+    return fail(
+        ErrorCode::kEnvironment,
+        "{} cannot be compared with: {}; save a baseline on this machine, or use --against with the other program",
+        with, d);
   if (now.engine != then.engine && !o.other_engine)
-    return fail(ErrorCode::kUsage, "{} cannot be compared with: it was measured on another engine ({}, {}, checksum {}; this one is {}, {}, checksum {}); "
+    return fail(ErrorCode::kUsage,
+                "{} cannot be compared with: it was measured on another engine ({}, {}, checksum {}; this one is {}, "
+                "{}, checksum {}); "
                 "--other-engine compares all the same, for a model that was built anew",
-                with, then.engine.name, then.engine.precision, then.engine.checksum, now.engine.name, now.engine.precision, now.engine.checksum);
+                with, then.engine.name, then.engine.precision, then.engine.checksum, now.engine.name,
+                now.engine.precision, now.engine.checksum);
   if (const std::string d = settings_difference(now.settings, then.settings); !d.empty())
     return fail(ErrorCode::kUsage, "{} cannot be compared with: {}", with, d);
   return {};
 }
 
-Result<Comparison> compare_records(const BenchRecord& now, const BenchRecord& then, const std::string& with, const CompareOptions& o) {
+Result<Comparison> compare_records(const BenchRecord& now, const BenchRecord& then, const std::string& with,
+                                   const CompareOptions& o) {
   MI_TRY_VOID(check_comparable(now, then, with, o));
   Comparison c;
   c.with = with;
   c.threshold = o.threshold;
   for (const BenchRow& row : now.rows) {
-    const auto same = std::find_if(then.rows.begin(), then.rows.end(), [&](const BenchRow& t) { return t.metric == row.metric && t.n == row.n; });
-    if (same == then.rows.end()) return bad_input("{}: {} {} is missing although the settings name it", with, row.metric, row.n);
-    judge(row, *same, o, &c, [&](const auto& a, const auto& b, uint64_t seed) { return bootstrap_ratio(a, b, o.confidence, seed); });
+    const auto same = std::find_if(then.rows.begin(), then.rows.end(),
+                                   [&](const BenchRow& t) { return t.metric == row.metric && t.n == row.n; });
+    if (same == then.rows.end())
+      return bad_input("{}: {} {} is missing although the settings name it", with, row.metric, row.n);
+    judge(row, *same, o, &c,
+          [&](const auto& a, const auto& b, uint64_t seed) { return bootstrap_ratio(a, b, o.confidence, seed); });
   }
   if (now.peak_bytes && then.peak_bytes) {
     const double ratio = double(*then.peak_bytes) / double(*now.peak_bytes);
-    c.rows.push_back({"memory peak, MB", double(*now.peak_bytes) / 1e6, double(*then.peak_bytes) / 1e6, {ratio, ratio, ratio}, ratio < 1 - o.threshold});
+    c.rows.push_back({"memory peak, MB",
+                      double(*now.peak_bytes) / 1e6,
+                      double(*then.peak_bytes) / 1e6,
+                      {ratio, ratio, ratio},
+                      ratio < 1 - o.threshold});
   }
   return c;
 }
 
-Comparison compare_rounds(const std::vector<BenchRow>& now, const std::vector<BenchRow>& then, const std::string& with, const CompareOptions& o) {
+Comparison compare_rounds(const std::vector<BenchRow>& now, const std::vector<BenchRow>& then, const std::string& with,
+                          const CompareOptions& o) {
   MI_CHECK_EQ(now.size(), then.size());
   Comparison c;
   c.with = with;
   c.threshold = o.threshold;
   for (size_t i = 0; i < now.size(); ++i) {
-    MI_CHECK(now[i].metric == then[i].metric && now[i].n == then[i].n && now[i].rounds.size() == then[i].rounds.size(), "{} {}", now[i].metric, now[i].n);
+    MI_CHECK(now[i].metric == then[i].metric && now[i].n == then[i].n && now[i].rounds.size() == then[i].rounds.size(),
+             "{} {}", now[i].metric, now[i].n);
     judge(now[i], then[i], o, &c, [&](const std::vector<double>& a, const std::vector<double>& b, uint64_t seed) {
       std::vector<double> ratios;
       for (size_t r = 0; r < a.size(); ++r) ratios.push_back(a[r] / b[r]);
@@ -101,7 +120,8 @@ Comparison compare_rounds(const std::vector<BenchRow>& now, const std::vector<Be
 }
 
 std::string comparison_text(const Comparison& c) {
-  std::string s = fmt::format("\ncompared with {}\n{:<28} {:>12} {:>12} {:>8} {:>18}\n", c.with, "", "now", "then", "ratio", "[95 % interval]");
+  std::string s = fmt::format("\ncompared with {}\n{:<28} {:>12} {:>12} {:>8} {:>18}\n", c.with, "", "now", "then",
+                              "ratio", "[95 % interval]");
   for (const CompareRow& r : c.rows)
     s += fmt::format("{:<28} {:>12.4g} {:>12.4g} {:>8.3f} {:>18}{}\n", r.figure, r.now, r.then, r.ratio.mid,
                      fmt::format("[{:.3f} - {:.3f}]", r.ratio.low, r.ratio.high), r.regressed ? "  REGRESSION" : "");
@@ -112,7 +132,13 @@ std::string comparison_text(const Comparison& c) {
 Json comparison_json(const Comparison& c) {
   Json rows = Json::array();
   for (const CompareRow& r : c.rows)
-    rows.push_back({{"figure", r.figure}, {"now", r.now}, {"then", r.then}, {"ratio", r.ratio.mid}, {"low", r.ratio.low}, {"high", r.ratio.high}, {"regressed", r.regressed}});
+    rows.push_back({{"figure", r.figure},
+                    {"now", r.now},
+                    {"then", r.then},
+                    {"ratio", r.ratio.mid},
+                    {"low", r.ratio.low},
+                    {"high", r.ratio.high},
+                    {"regressed", r.regressed}});
   return {{"compare", {{"with", c.with}, {"threshold", c.threshold}, {"regressed", c.regressed()}, {"rows", rows}}}};
 }
 

@@ -59,13 +59,15 @@ int64_t bench_kv_tokens(const BenchCases& c) {
 
 Status check_cases(const exec::Engine& engine, const BenchCases& c) {
   for (const Case& k : list(c)) {
-    if (k.n < 1 || (k.metric == "decode" && k.n < 2)) return fail(ErrorCode::kUsage, "--{} {}: too small to measure", k.metric, k.n);
+    if (k.n < 1 || (k.metric == "decode" && k.n < 2))
+      return fail(ErrorCode::kUsage, "--{} {}: too small to measure", k.metric, k.n);
     const int64_t length = k.prompt + k.generate, positions = engine.manifest().model.max_positions;
     if (positions > 0 && length > positions)
-      return fail(ErrorCode::kUsage, "--{} {}: sequences of {} tokens, the model has {} positions", k.metric, k.n, length, positions);
+      return fail(ErrorCode::kUsage, "--{} {}: sequences of {} tokens, the model has {} positions", k.metric, k.n,
+                  length, positions);
     if (Driver::pages_needed(k.streams, length) > engine.kv_pages())
-      return fail(ErrorCode::kUsage, "--{} {} needs {} KV pages, this session has {}", k.metric, k.n, Driver::pages_needed(k.streams, length),
-                  engine.kv_pages());
+      return fail(ErrorCode::kUsage, "--{} {} needs {} KV pages, this session has {}", k.metric, k.n,
+                  Driver::pages_needed(k.streams, length), engine.kv_pages());
   }
   return {};
 }
@@ -76,7 +78,8 @@ std::vector<BenchRow> measure(exec::Engine& engine, const BenchCases& c, int rou
   std::vector<BenchRow> rows;
   uint64_t seed = 1;
   for (const Case& k : cases) {
-    run(d, {k.metric, k.n, k.streams, std::min<int64_t>(k.prompt, 64), std::min<int64_t>(k.generate, 4)}, seed++);   // warm-up
+    run(d, {k.metric, k.n, k.streams, std::min<int64_t>(k.prompt, 64), std::min<int64_t>(k.generate, 4)},
+        seed++);  // warm-up
     rows.push_back({k.metric, k.n, {}});
   }
   for (int r = 0; r < rounds; ++r)

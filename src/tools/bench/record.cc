@@ -11,9 +11,16 @@ namespace {
 constexpr const char* kKind = "metainfer bench record";
 
 Json row_json(const BenchRow& r, const BenchShare* share) {
-  Json j{{"metric", r.metric}, {"n", r.n}, {"tok_s", r.values(&BenchRound::tok_s)}, {"ttft_s", r.values(&BenchRound::ttft_s)},
+  Json j{{"metric", r.metric},
+         {"n", r.n},
+         {"tok_s", r.values(&BenchRound::tok_s)},
+         {"ttft_s", r.values(&BenchRound::ttft_s)},
          {"total_tok_s", r.values(&BenchRound::total_tok_s)}};
-  if (share) j["share"] = {{"gbs", share->gbs}, {"gops", share->gops}, {"bound", bound_name(share->limit.bound)}, {"of_limit", share->limit.share}};
+  if (share)
+    j["share"] = {{"gbs", share->gbs},
+                  {"gops", share->gops},
+                  {"bound", bound_name(share->limit.bound)},
+                  {"of_limit", share->limit.share}};
   return j;
 }
 
@@ -40,10 +47,11 @@ Status parse_row(const Json& j, const std::string& what, BenchRecord* r) {
   MI_TRY(const auto ttft_s, json_get<std::vector<double>>(j, "ttft_s", what));
   MI_TRY(const auto total, json_get<std::vector<double>>(j, "total_tok_s", what));
   if (tok_s.empty() || tok_s.size() != ttft_s.size() || tok_s.size() != total.size())
-    return bad_input("{}: {} {} has {}, {} and {} rounds of its figures, expected as many of each and at least one", what, row.metric, row.n,
-                     tok_s.size(), ttft_s.size(), total.size());
+    return bad_input("{}: {} {} has {}, {} and {} rounds of its figures, expected as many of each and at least one",
+                     what, row.metric, row.n, tok_s.size(), ttft_s.size(), total.size());
   for (size_t i = 0; i < tok_s.size(); ++i) {
-    if (!(tok_s[i] > 0) || !(ttft_s[i] > 0)) return bad_input("{}: {} {}: a speed or time that is not positive", what, row.metric, row.n);
+    if (!(tok_s[i] > 0) || !(ttft_s[i] > 0))
+      return bad_input("{}: {} {}: a speed or time that is not positive", what, row.metric, row.n);
     row.rounds.push_back({tok_s[i], ttft_s[i], total[i]});
   }
   if (j.contains("share")) {
@@ -101,14 +109,16 @@ Json record_json(const BenchRecord& r) {
   j["load_s"] = r.load_s;
   j["peak_bytes"] = r.peak_bytes ? Json(*r.peak_bytes) : Json(nullptr);
   j["rows"] = Json::array();
-  for (size_t i = 0; i < r.rows.size(); ++i) j["rows"].push_back(row_json(r.rows[i], i < r.shares.size() ? &r.shares[i] : nullptr));
+  for (size_t i = 0; i < r.rows.size(); ++i)
+    j["rows"].push_back(row_json(r.rows[i], i < r.shares.size() ? &r.shares[i] : nullptr));
   return j;
 }
 
 Result<BenchRecord> parse_record(const Json& j, const std::string& what) {
   if (!j.is_object() || !j.contains("kind") || j["kind"] != kKind)
     return bad_input("{}: not a record of metainfer bench; make one with metainfer bench --save", what);
-  MI_TRY_VOID(refuse_unknown_keys(j, {"kind", "version", "when", "machine", "engine", "settings", "load_s", "peak_bytes", "rows"}, what));
+  MI_TRY_VOID(refuse_unknown_keys(
+      j, {"kind", "version", "when", "machine", "engine", "settings", "load_s", "peak_bytes", "rows"}, what));
   BenchRecord r;
   MI_TRY(r.version, json_get<std::string>(j, "version", what));
   MI_TRY(r.when, json_get<std::string>(j, "when", what));
@@ -123,7 +133,8 @@ Result<BenchRecord> parse_record(const Json& j, const std::string& what) {
   }
   if (!j["rows"].is_array() || j["rows"].empty()) return bad_input("{}: rows: expected a list of measurements", what);
   for (const Json& row : j["rows"]) MI_TRY_VOID(parse_row(row, what + ": rows", &r));
-  if (!r.shares.empty() && r.shares.size() != r.rows.size()) return bad_input("{}: rows: some have a share of the limit and some none", what);
+  if (!r.shares.empty() && r.shares.size() != r.rows.size())
+    return bad_input("{}: rows: some have a share of the limit and some none", what);
   return r;
 }
 

@@ -1,6 +1,6 @@
 #pragma once
-// One run of the benchmark as a file keeps it: where it was measured, on what, with which settings, every round's figures.
-// A record is a JSON object; --save writes one, a history holds one per line.
+// One run of the benchmark as a file keeps it: where it was measured, on what, with which settings, every round's
+// figures. A record is a JSON object; --save writes one, a history holds one per line.
 
 #include <optional>
 #include <string>
@@ -15,7 +15,7 @@ namespace mi::tools {
 
 struct EngineId {
   std::string name, precision;
-  std::string checksum;            // of engine.json, which holds the checksums of the weights
+  std::string checksum;  // of engine.json, which holds the checksums of the weights
   bool operator==(const EngineId&) const = default;
 };
 Result<EngineId> identify_engine(const Path& dir, const artifact::Manifest& m);
@@ -28,14 +28,14 @@ struct BenchSettings {
 };
 
 struct BenchRecord {
-  std::string version, when;       // "metainfer 0.1.0", "2026-11-29T20:15:00Z"
+  std::string version, when;  // "metainfer 0.1.0", "2026-11-29T20:15:00Z"
   Machine machine;
   EngineId engine;
   BenchSettings settings;
   std::vector<BenchRow> rows;
   std::vector<BenchShare> shares;  // by row; empty: not known
   double load_s = 0;
-  std::optional<int64_t> peak_bytes;   // most memory that was resident; none: not known
+  std::optional<int64_t> peak_bytes;  // most memory that was resident; none: not known
 };
 
 std::string utc_now();

@@ -38,7 +38,8 @@ Result<Session> open(const BenchOptions& o, int64_t tokens, double* load_s) {
 
 std::string own_version() { return std::string("metainfer ") + version(); }
 
-Result<BenchRecord> begin_record(const BenchOptions& o, const Machine& machine, const artifact::Manifest& m, const exec::LoadOptions& load) {
+Result<BenchRecord> begin_record(const BenchOptions& o, const Machine& machine, const artifact::Manifest& m,
+                                 const exec::LoadOptions& load) {
   BenchRecord r;
   r.version = own_version();
   r.when = utc_now();
@@ -71,7 +72,9 @@ Result<BenchOutcome> run_bench(const BenchOptions& o) {
   if (!after.ok())
     out.notes.push_back("memory peak: " + after.error().message());
   else if (o.probe && !fresh_peak && before.ok() && after->peak <= before->peak)
-    out.notes.push_back(fmt::format("memory peak: hidden behind the {} that measuring the limits took; --no-probe shows it", human_bytes(double(before->peak))));
+    out.notes.push_back(
+        fmt::format("memory peak: hidden behind the {} that measuring the limits took; --no-probe shows it",
+                    human_bytes(double(before->peak))));
   else
     out.record.peak_bytes = after->peak;
   return out;
@@ -87,7 +90,8 @@ Result<SweepOutcome> run_bench_sweep(const BenchOptions& o) {
   return out;
 }
 
-Result<AgainstOutcome> run_bench_against(const BenchOptions& o, const Path& program, const Path& their_engine, const std::function<void(int)>& after_round) {
+Result<AgainstOutcome> run_bench_against(const BenchOptions& o, const Path& program, const Path& their_engine,
+                                         const std::function<void(int)>& after_round) {
   AgainstOutcome out;
   MI_TRY(const Machine machine, probe(o));
   MI_TRY(const artifact::LoadedArtifact engine, artifact::open_artifact(o.engine, o.verify_checksums));

@@ -13,20 +13,21 @@ namespace mi::tools {
 
 struct BenchOptions {
   Path engine;
-  int threads = 0;               // 0: hw::advise_threads()
-  std::string kv_type;           // "": the engine's default
+  int threads = 0;      // 0: hw::advise_threads()
+  std::string kv_type;  // "": the engine's default
   bool verify_checksums = true;
-  bool quiet = false;            // no loading progress
+  bool quiet = false;  // no loading progress
   bool probe = true;
   BenchCases cases;
   int rounds = 3;
-  // Asked once machine, engine and settings are known, before anything is measured; an error ends the run. May be empty.
+  // Asked once machine, engine and settings are known, before anything is measured; an error ends the run. May be
+  // empty.
   std::function<Status(const BenchRecord&)> before_measuring;
 };
 
 struct BenchOutcome {
   BenchRecord record;
-  std::vector<std::string> notes;    // what could not be had, in sentences
+  std::vector<std::string> notes;  // what could not be had, in sentences
 };
 
 // In this process. The probe comes first and its memory is given back, so that the peak is the engine's.
@@ -46,6 +47,7 @@ struct AgainstOutcome {
   std::vector<BenchRow> theirs;
   std::string their_version;
 };
-Result<AgainstOutcome> run_bench_against(const BenchOptions& o, const Path& program, const Path& their_engine, const std::function<void(int)>& after_round);
+Result<AgainstOutcome> run_bench_against(const BenchOptions& o, const Path& program, const Path& their_engine,
+                                         const std::function<void(int)>& after_round);
 
 }  // namespace mi::tools
