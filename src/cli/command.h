@@ -26,6 +26,7 @@ Command add_generate(CLI::App& app);
 Command add_verify(CLI::App& app);
 Command add_eval(CLI::App& app);
 Command add_bench(CLI::App& app);
+Command add_profile(CLI::App& app);
 Command add_inspect(CLI::App& app);
 Command add_convert(CLI::App& app);
 

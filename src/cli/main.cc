@@ -66,8 +66,8 @@ int run(int argc, char** argv) {
 
   const Command commands[] = {mi::cli::add_export(app),   mi::cli::add_quantize(app), mi::cli::add_build(app),
                               mi::cli::add_serve(app),    mi::cli::add_generate(app), mi::cli::add_verify(app),
-                              mi::cli::add_eval(app),     mi::cli::add_bench(app),    mi::cli::add_inspect(app),
-                              mi::cli::add_convert(app)};
+                              mi::cli::add_eval(app),     mi::cli::add_bench(app),    mi::cli::add_profile(app),
+                              mi::cli::add_inspect(app),   mi::cli::add_convert(app)};
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& e) {

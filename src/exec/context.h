@@ -113,5 +113,6 @@ int64_t grouped_scratch_bytes(const Context& c, const artifact::Instr& i);
 
 // kernel_choices.cc
 std::vector<std::string> describe_kernels(const Context& c);
+KernelChoice describe_kernel(const Context& c, const artifact::Instr& i);
 
 }  // namespace mi::exec

@@ -5,7 +5,7 @@
 
 #include "base/util.h"
 #include "exec/context.h"
-#include "hw/memory_limit.h"
+#include "hw/memory.h"
 
 namespace mi::exec {
 namespace {
@@ -29,7 +29,7 @@ Status place_weights(Context& c) {
   const LoadOptions& o = c.options;
   if (o.weights != "auto" && o.weights != "read" && o.weights != "map")
     return fail(ErrorCode::kUsage, "unknown place for weights '{}': use auto, read or map", o.weights);
-  const int64_t available = o.weights == "auto" ? hw::available_memory() : 0;
+  const int64_t available = o.weights == "auto" ? hw::available_memory("/") : 0;
   if (o.weights == "map" || (o.weights == "auto" && available - kSpare < bytes)) {
     c.weights_place = fmt::format("{} mapped{}", human_bytes(double(bytes)),
                                   o.weights == "map" ? "" : fmt::format(", slower: {} of memory are available", human_bytes(double(available))));

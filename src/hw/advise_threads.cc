@@ -2,6 +2,7 @@
 #include <sched.h>
 
 #include <cmath>
+#include <fstream>
 #include <sstream>
 
 #include "hw/cgroup.h"
@@ -12,6 +13,13 @@ namespace mi::hw {
 namespace {
 
 namespace fs = std::filesystem;
+
+std::optional<std::string> first_line(const fs::path& p) {
+  std::ifstream f(p);
+  std::string line;
+  if (!std::getline(f, line)) return std::nullopt;
+  return line;
+}
 
 // cpu.max: "QUOTA PERIOD" or "max PERIOD".
 std::optional<double> quota_v2(const fs::path& dir) {
@@ -34,8 +42,8 @@ std::optional<double> quota_v1(const fs::path& dir) {
 
 std::optional<double> cpu_quota(const fs::path& root) {
   std::optional<double> least;
-  each_cgroup(root, "cpu", [&](const fs::path& dir, int version) {
-    if (const auto q = version == 2 ? quota_v2(dir) : quota_v1(dir); q && (!least || *q < *least)) least = q;
+  visit_cgroups(root, "cpu", [&](const fs::path& dir, bool v2) {
+    if (const auto q = v2 ? quota_v2(dir) : quota_v1(dir); q && (!least || *q < *least)) least = q;
   });
   return least;
 }

@@ -1,18 +1,15 @@
 #pragma once
-// The control groups of this process, read under `root` ("/"; tests give made-up trees).
+// The control groups of this process, versions 1 and 2, for who reads their limits.
 
 #include <filesystem>
 #include <functional>
-#include <optional>
-#include <string>
 #include <string_view>
 
 namespace mi::hw {
 
-// f(directory, version) for each group of this process that limits `controller` ("cpu", "memory") and for all its parents;
-// version 1 or 2.
-void each_cgroup(const std::filesystem::path& root, std::string_view controller, const std::function<void(const std::filesystem::path&, int version)>& f);
-
-std::optional<std::string> first_line(const std::filesystem::path& p);
+// Calls visit for each directory that may hold a limit of `controller` ("cpu", "memory"): this process's group and all
+// its parents, of either version, read under `root` (tests give a made-up tree). A directory may not exist.
+using CgroupVisit = std::function<void(const std::filesystem::path& dir, bool v2)>;
+void visit_cgroups(const std::filesystem::path& root, std::string_view controller, const CgroupVisit& visit);
 
 }  // namespace mi::hw

@@ -10,7 +10,6 @@
 
 #include "hw/cpu.h"
 #include "hw/cpu_quota.h"
-#include "hw/memory_limit.h"
 #include "hw/thread_pool.h"
 
 namespace mi::hw {
@@ -50,6 +49,14 @@ TEST(ThreadPoolTest, EveryTaskOnce) {
       for (auto& s : seen) EXPECT_EQ(s, 1);
       EXPECT_EQ(bad_worker, 0);
     }
+  }
+}
+
+TEST(ThreadPoolTest, CountsTheJobsThatCallTheWorkers) {
+  ThreadPool pool(2), alone(1);
+  for (ThreadPool* p : {&pool, &alone}) {
+    for (int64_t tasks : {0, 1, 2, 5}) p->run(tasks, [](int64_t, int) {});
+    EXPECT_EQ(p->jobs(), p == &pool ? 2 : 0) << "one task, or one thread, calls nobody";
   }
 }
 
@@ -119,29 +126,6 @@ class Quota : public testing::Test {
   }
   fs::path root_;
 };
-
-TEST_F(Quota, MemoryIsTheLeastOfKernelAndGroups) {
-  EXPECT_EQ(available_memory(root_), std::numeric_limits<int64_t>::max());
-  put("proc/meminfo", "MemTotal:       16000 kB\nMemAvailable:    8000 kB");
-  EXPECT_EQ(available_memory(root_), 8000 * 1024);
-  put("proc/self/cgroup", "0::/a/b");
-  put("sys/fs/cgroup/a/b/memory.max", "max");
-  put("sys/fs/cgroup/a/b/memory.current", "5000");
-  put("sys/fs/cgroup/a/memory.max", "9000");
-  put("sys/fs/cgroup/a/memory.current", "7000");
-  put("sys/fs/cgroup/a/memory.stat", "anon 1000\nfile 500\nfile_mapped 100");     // cache makes room
-  EXPECT_EQ(available_memory(root_), 2500);
-  put("sys/fs/cgroup/a/memory.current", "20000");
-  EXPECT_EQ(available_memory(root_), 0);
-}
-
-TEST_F(Quota, MemoryOfVersion1) {
-  put("proc/self/cgroup", "4:memory:/docker/x");
-  put("sys/fs/cgroup/memory/docker/x/memory.limit_in_bytes", "9000");
-  put("sys/fs/cgroup/memory/docker/x/memory.usage_in_bytes", "7000");
-  put("sys/fs/cgroup/memory/docker/x/memory.stat", "cache 1\ntotal_cache 300");
-  EXPECT_EQ(available_memory(root_), 2300);
-}
 
 TEST_F(Quota, NoneWithoutFiles) { EXPECT_FALSE(cpu_quota(root_)); }
 

@@ -6,7 +6,7 @@ import struct
 import pytest
 from conftest import DATA, MODEL, RECIPE, build, export, run
 
-COMMANDS = ["export", "quantize", "build", "serve", "generate", "verify", "eval", "bench", "inspect"]
+COMMANDS = ["export", "quantize", "build", "serve", "generate", "verify", "eval", "bench", "profile", "inspect"]
 BROKEN = sorted(p.name for p in (DATA / "broken").iterdir() if p.is_dir()) if (DATA / "broken").exists() else []
 
 
