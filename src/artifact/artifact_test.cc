@@ -163,7 +163,7 @@ TEST_F(ArtifactDir, TheVersionIsTheOldestThatHasWhatTheEngineUses) {
   const std::string text = json();
   EXPECT_EQ(text.find("\"group\""), std::string::npos);
   EXPECT_EQ(text.find("scale_dtype"), std::string::npos);
-  EXPECT_TRUE(open_artifact(dir_, true).ok());
+  EXPECT_TRUE(open(true).ok());
 }
 
 TEST_F(ArtifactDir, TypesNamesAndKeys) {

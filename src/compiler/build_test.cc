@@ -154,7 +154,7 @@ TEST_F(Build, Int4NumbersAreWhereTheLayoutSaysTheyAre) {
       for (float& x : v) x = -to_f32(to_bf16(x));
   });
   ASSERT_TRUE(build_engine(o).ok());
-  const auto a = artifact::open_artifact(o.output, true);
+  const auto a = open_checked(o.output);
   ASSERT_TRUE(a.ok());
   const auto number = [&](const artifact::WeightTensor& t, int64_t e, int64_t n, int64_t k) {
     const auto* w = reinterpret_cast<const uint8_t*>(view_weight(*a, t) + e * t.expert_stride);
