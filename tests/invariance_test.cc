@@ -41,15 +41,20 @@ class Invariance : public testing::Test {
     e.output = dir_ / "mir";
     ASSERT_TRUE(model::export_model(e).ok());
     hw::ThreadPool pool(2);
-    quant::QuantizeOptions q;
-    q.model = dir_ / "mir";
-    q.output = dir_ / "w8a8";
-    q.calibration = fs::path(MI_SOURCE_DIR) / "models/mini-m3-eval/calib.jsonl";
-    q.config.calibration_samples = 32;
-    q.compare = false;
-    const auto quantized = quant::quantize(q, pool);
-    ASSERT_TRUE(quantized.ok()) << quantized.error().message();
+    for (const int64_t bits : {8, 4}) {
+      quant::QuantizeOptions q;
+      q.model = dir_ / "mir";
+      q.output = dir_ / fmt::format("w{}a8", bits);
+      q.calibration = fs::path(MI_SOURCE_DIR) / "models/mini-m3-eval/calib.jsonl";
+      q.config.calibration_samples = 32;
+      q.config.weight_bits = bits;
+      if (bits == 4) q.config.weights = quant::WeightScheme::kPerGroup, q.config.group_size = 64;
+      q.compare = false;
+      const auto quantized = quant::quantize(q, pool);
+      ASSERT_TRUE(quantized.ok()) << quantized.error().message();
+    }
     build("w8a8", "int8", "");
+    build("w4a8", "int4", "");
     build("mir", "float", "fp32");
     read_prompts();
   }
@@ -140,6 +145,8 @@ class Invariance : public testing::Test {
 };
 
 TEST_F(Invariance, Int8AnswersAreByteEqual) { check("int8", reachable()); }
+
+TEST_F(Invariance, Int4AnswersAreByteEqual) { check("int4", reachable()); }
 
 TEST_F(Invariance, FloatAnswersAreByteEqual) {
   const std::string best = reachable().back();

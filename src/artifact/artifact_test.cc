@@ -71,7 +71,10 @@ TEST_F(ArtifactDir, OpensWhatWasWritten) {
   EXPECT_EQ(dump_json(to_json(a->manifest)), dump_json(to_json(m_)));
   for (const WeightTensor& w : a->manifest.weights) {
     EXPECT_EQ(reinterpret_cast<uintptr_t>(view_weight(*a, w)) % 64, 0u);
-    EXPECT_EQ(view_scales(*a, w) != nullptr, w.packing == Packing::kPackedI8);
+    const bool int4 = w.packing == Packing::kPackedI4;
+    EXPECT_EQ(view_scales(*a, w) != nullptr, w.packing == Packing::kPackedI8 || (int4 && w.scale_dtype == DType::kF32));
+    EXPECT_EQ(view_scales_bf16(*a, w) != nullptr, int4 && w.scale_dtype == DType::kBF16);
+    EXPECT_EQ(view_colsums(*a, w) != nullptr, w.packing == Packing::kPackedI8);
   }
 }
 
@@ -147,18 +150,31 @@ TEST_F(ArtifactDir, EveryCutOfTheManifestIsRefused) {
 }
 
 TEST_F(ArtifactDir, NewerVersionIsRefusedBeforeItsUnknownKeys) {
-  replace("\"format_version\": 1", "\"new_field\": 1,\n\"format_version\": 2");
+  replace("\"format_version\": 2", "\"new_field\": 1,\n\"format_version\": 3");
   refused("use a newer metainfer");
+}
+
+// So that programs of the first version still read engines without int4 weights.
+TEST_F(ArtifactDir, TheVersionIsTheOldestThatHasWhatTheEngineUses) {
+  EXPECT_EQ(m_.format_version, 2);
+  const auto old = testing::TinyEngine(false).write(dir_);
+  ASSERT_TRUE(old.ok()) << old.error().message();
+  EXPECT_EQ(old->format_version, 1);
+  const std::string text = json();
+  EXPECT_EQ(text.find("\"group\""), std::string::npos);
+  EXPECT_EQ(text.find("scale_dtype"), std::string::npos);
+  EXPECT_TRUE(open_artifact(dir_, true).ok());
 }
 
 TEST_F(ArtifactDir, TypesNamesAndKeys) {
   const std::string text = json();
   const std::pair<std::pair<std::string, std::string>, std::string> cases[] = {
-      {{"\"format_version\": 1", "\"format_version\": \"1\""}, "format_version"},
-      {{"\"format_version\": 1,", ""}, "format_version is missing"},
+      {{"\"format_version\": 2", "\"format_version\": \"2\""}, "format_version"},
+      {{"\"format_version\": 2,", ""}, "format_version is missing"},
       {{"\"default_kv\"", "\"defualt_kv\""}, "'default_kv' is missing"},
       {{"\"target\": ", "\"tarrget\": 1, \"target\": "}, "unknown key 'tarrget'"},
-      {{"\"packing\":\"packed_i8\"", "\"packing\":\"packed_i4\""}, "'packed_i4' is not a packing"},
+      {{"\"packing\":\"packed_i8\"", "\"packing\":\"packed_i2\""}, "'packed_i2' is not a packing"},
+      {{"\"scale_dtype\":\"BF16\"", "\"scale_dtype\":\"BF15\""}, "'BF15' is not a dtype"},
       {{"\"op\":\"rms_norm\"", "\"op\":\"layer_norm\""}, "'layer_norm' is not an op"},
       {{"\"role\":\"gate\"", "\"role\":\"door\""}, "'door' is not a weight's role"},
       {{"\"elem\":\"q8\"", "\"elem\":\"q4\""}, "'q4'"},

@@ -10,7 +10,8 @@ namespace {
 constexpr std::pair<Packing, std::string_view> kPackings[] = {{Packing::kPlain, "plain"},
                                                               {Packing::kPackedF32, "packed_f32"},
                                                               {Packing::kPackedBF16, "packed_bf16"},
-                                                              {Packing::kPackedI8, "packed_i8"}};
+                                                              {Packing::kPackedI8, "packed_i8"},
+                                                              {Packing::kPackedI4, "packed_i4"}};
 
 // ---- fields: each struct lists its fields once, for both directions
 // ------------------------------------------------------ A field that v gets with a third argument is left out when it
@@ -75,6 +76,8 @@ void fields(S& s, V&& v) requires std::is_same_v<std::remove_const_t<S>, WeightT
   v("expert_stride", s.expert_stride);
   v("scale_offset", s.scale_offset, int64_t(0));
   v("colsum_offset", s.colsum_offset, int64_t(0));
+  v("group", s.group, int64_t(0));
+  v("scale_dtype", s.scale_dtype, DType::kF32);
 }
 template <class S, class V>
 void fields(S& s, V&& v) requires std::is_same_v<std::remove_const_t<S>, Buffer> {

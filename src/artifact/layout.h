@@ -3,9 +3,11 @@
 // matrices and the bytes of a row of an activation buffer. All inputs are true, small sizes; nothing here checks for
 // overflow.
 
+#include <algorithm>
 #include <cstdint>
 
 #include "artifact/types.h"
+#include "tensor/int4.h"
 
 namespace mi::artifact {
 
@@ -15,9 +17,23 @@ inline constexpr int64_t kPackK = 64;  // and K to this
 
 constexpr int64_t round_up(int64_t v, int64_t to) { return (v + to - 1) / to * to; }
 
-// Stored bytes of one element of a packed matrix; kPlain depends on its dtype.
-constexpr int64_t packed_elem_bytes(Packing p) {
-  return p == Packing::kPackedF32 ? 4 : p == Packing::kPackedBF16 ? 2 : 1;
+// Stored bytes of elements of a packed matrix (of int4 an even number); kPlain depends on its dtype.
+constexpr int64_t packed_bytes(Packing p, int64_t elements) {
+  return p == Packing::kPackedI4     ? elements / 2
+         : p == Packing::kPackedI8   ? elements
+         : p == Packing::kPackedBF16 ? 2 * elements
+                                     : 4 * elements;
+}
+// Bytes of the scales of a packed int8 or int4 tensor.
+constexpr int64_t scale_bytes(const WeightTensor& w) {
+  return w.packing == Packing::kPackedI4
+             ? w.experts * w.n_pad * int4_groups(w.k, w.group) * int64_t(dtype_bytes(w.scale_dtype))
+             : w.experts * w.n_pad * int64_t(sizeof(float));
+}
+// The lowest version whose programs can read the engine.
+inline int needed_format_version(const Manifest& m) {
+  const auto int4 = [](const WeightTensor& w) { return w.packing == Packing::kPackedI4; };
+  return std::any_of(m.weights.begin(), m.weights.end(), int4) || m.model.precision == "w4a8" ? 2 : 1;
 }
 
 // Bytes from one row of a buffer to the next: f32 and i32: 4 * cols; q8: cols, padded, then one line that begins with

@@ -37,14 +37,19 @@ using ParallelFor = std::function<void(int64_t tasks, const std::function<void(i
 Status read_weights(LoadedArtifact* a, std::span<std::byte> to, bool verify_checksums, const ParallelFor& parallel,
                     const LoadProgress& progress = {});
 
-// Parts of weights.bin. The tensor's elements: all experts, padding included; scales float [E][n_pad] and column sums
-// int32 [E][n_pad] of a kPackedI8 tensor (nullptr for other packings).
+// Parts of weights.bin. The tensor's elements: all experts, padding included; the scales of a kPackedI8 or
+// kPackedI4 tensor as it stores them, in one of two types; column sums int32 [E][n_pad] of a kPackedI8 tensor. nullptr
+// where a tensor has none.
 inline const std::byte* view_weight(const LoadedArtifact& a, const WeightTensor& w) {
   return a.bytes.data() + w.offset;
 }
 inline const float* view_scales(const LoadedArtifact& a, const WeightTensor& w) {
-  return w.packing == Packing::kPackedI8 ? reinterpret_cast<const float*>(a.bytes.data() + w.scale_offset)
-                                         : nullptr;
+  const bool has = w.packing == Packing::kPackedI8 || (w.packing == Packing::kPackedI4 && w.scale_dtype == DType::kF32);
+  return has ? reinterpret_cast<const float*>(a.bytes.data() + w.scale_offset) : nullptr;
+}
+inline const uint16_t* view_scales_bf16(const LoadedArtifact& a, const WeightTensor& w) {
+  const bool has = w.packing == Packing::kPackedI4 && w.scale_dtype == DType::kBF16;
+  return has ? reinterpret_cast<const uint16_t*>(a.bytes.data() + w.scale_offset) : nullptr;
 }
 inline const int32_t* view_colsums(const LoadedArtifact& a, const WeightTensor& w) {
   return w.packing == Packing::kPackedI8 ? reinterpret_cast<const int32_t*>(a.bytes.data() + w.colsum_offset)

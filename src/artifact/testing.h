@@ -1,5 +1,5 @@
 #pragma once
-// For tests: a small valid engine that has every kind of tensor (plain, packed int8, packed float, experts), a fused
+// For tests: a small valid engine that has every kind of tensor (plain, packed int8, int4 and float, experts), a fused
 // MoE layer with a residual, and a block-index attention layer. Numbers are seeded noise.
 
 #include "artifact/layout.h"
@@ -14,7 +14,8 @@ class TinyEngine {
   static constexpr int64_t kVocab = 50, kHidden = 24, kHeads = 4, kKvHeads = 2, kDim = 8, kExperts = 6, kTopK = 2,
                            kInner = 20, kBlock = 4, kBlocks = 3;
 
-  TinyEngine() {
+  // int4: some of the matrices have 4 bits, else 8.
+  explicit TinyEngine(bool int4 = true) : int4_(int4) {
     m_.tool_version = "test";
     m_.model.name = "tiny";
     m_.model.family = "test";
@@ -48,9 +49,10 @@ class TinyEngine {
       MI_TRY_VOID(w.begin_tensor(t.bytes));
       MI_TRY(t.offset, w.align());
       MI_TRY_VOID(noise(w, t, t.bytes));
-      if (t.packing != Packing::kPackedI8) continue;
+      if (t.packing != Packing::kPackedI8 && t.packing != Packing::kPackedI4) continue;
       MI_TRY(t.scale_offset, w.align());
-      MI_TRY_VOID(noise(w, {}, t.experts * t.n_pad * 4));
+      MI_TRY_VOID(noise(w, {}, scale_bytes(t)));
+      if (t.packing != Packing::kPackedI8) continue;
       MI_TRY(t.colsum_offset, w.align());
       MI_TRY_VOID(noise(w, {}, t.experts * t.n_pad * 4));
     }
@@ -88,12 +90,19 @@ class TinyEngine {
     const bool plain = p == Packing::kPlain;
     t.n_pad = plain && k > 1 ? n : round_up(n, kPackN);
     t.k_pad = plain ? k : round_up(k, kPackK);
-    t.expert_stride = t.n_pad * t.k_pad * int64_t(dtype_bytes(d));
+    t.expert_stride = plain ? t.n_pad * t.k_pad * int64_t(dtype_bytes(d)) : packed_bytes(p, t.n_pad * t.k_pad);
     t.bytes = experts * t.expert_stride;
     m_.weights.push_back(t);
     return int32_t(m_.weights.size()) - 1;
   }
   int32_t vec(const std::string& name, int64_t n) { return tensor(name, Packing::kPlain, DType::kF32, 1, n, 1); }
+  int32_t i4(const std::string& name, int64_t n, int64_t k, DType scales, int64_t experts = 1) {
+    if (!int4_) return i8(name, n, k, experts);
+    const int32_t t = tensor(name, Packing::kPackedI4, DType::kU8, experts, n, k);
+    m_.weights[size_t(t)].group = 32;
+    m_.weights[size_t(t)].scale_dtype = scales;
+    return t;
+  }
   int32_t i8(const std::string& name, int64_t n, int64_t k, int64_t experts = 1) {
     return tensor(name, Packing::kPackedI8, DType::kI8, experts, n, k);
   }
@@ -146,7 +155,7 @@ class TinyEngine {
                            AttentionParams{kHeads, kKvHeads, kDim, kDim, 0.35f, 0, 0, indexed ? kBlock : 0});
     const Operand oq = emit(Op::kQuantize, layer, {o}, buffer(p + "oq", q8(q_cols)), {}, QuantizeParams{});
     return emit(Op::kLinear, layer, {oq, x}, buffer(p + "x_attn", f32(kHidden)),
-                {{Role::kWeight, i8(p + "o.weight", kHidden, q_cols)}}, LinearParams{}, 1);
+                {{Role::kWeight, i4(p + "o.weight", kHidden, q_cols, DType::kBF16)}}, LinearParams{}, 1);
   }
   Operand experts(int32_t layer, Operand x) {
     const std::string p = "layers." + std::to_string(layer) + ".";
@@ -167,7 +176,7 @@ class TinyEngine {
         emit(Op::kGroupedExperts, layer, {nq, route, x}, buffer(p + "x_moe", f32(kHidden)),
              {{Role::kGate, i8(p + "gate.weight", kInner, kHidden, kExperts)},
               {Role::kUp, i8(p + "up.weight", kInner, kHidden, kExperts)},
-              {Role::kDown, i8(p + "down.weight", kHidden, kInner, kExperts)},
+              {Role::kDown, i4(p + "down.weight", kHidden, kInner, DType::kF32, kExperts)},
               {Role::kDownBias, tensor(p + "down.bias", Packing::kPlain, DType::kF32, kExperts, kHidden, 1)}},
              GroupedExpertsParams{}, 2, scratch);
     m_.program.back().layer_output = true;
@@ -197,6 +206,7 @@ class TinyEngine {
     m_.memory.activation_bytes_per_token = at;
   }
 
+  const bool int4_;
   Manifest m_;
 };
 

@@ -13,15 +13,15 @@
 
 namespace mi::artifact {
 
-inline constexpr int kFormatVersion = 1;  // an engine of a newer version is refused
+inline constexpr int kFormatVersion = 2;  // an engine of a newer version is refused
 inline constexpr int64_t kSegmentAlign = 2 << 20;
 inline constexpr int64_t kKvPageTokens = 64;
 
 // ---- weights.bin -------------------------------------------------------------------------------------------------
 // kPlain: row-major as shape says. kPackedF32 / kPackedBF16 / kPackedI8: matrices [N, K] (or E of them) in the one
 // packed layout [N/16][K/g][16][g], g = 4 / bytes per element (kernels/gemm/pack.h); N is padded to 16 and K to 64 with
-// zeros.
-enum class Packing : uint8_t { kPlain, kPackedF32, kPackedBF16, kPackedI8 };
+// zeros. kPackedI4: two int8 lines in one, [N/16][K/8][16][4] bytes of two 4-bit numbers (since version 2).
+enum class Packing : uint8_t { kPlain, kPackedF32, kPackedBF16, kPackedI8, kPackedI4 };
 
 struct WeightTensor {
   std::string name;  // source names joined with '+', e.g. "layers.3.attn.q.weight+..."
@@ -32,8 +32,11 @@ struct WeightTensor {
   int64_t n_pad = 0, k_pad = 0;
   int64_t offset = 0, bytes = 0;  // in weights.bin; 64-byte aligned
   int64_t expert_stride = 0;
-  int64_t scale_offset = 0;   // kPackedI8: float [E][n_pad], else 0
+  // kPackedI8: float [E][n_pad]; kPackedI4: scale_dtype [E][n_pad/16][groups][16], groups = ceil(k / group); else 0.
+  int64_t scale_offset = 0;
   int64_t colsum_offset = 0;  // kPackedI8: int32 [E][n_pad] = 128 * sum_k w, for kernels with unsigned activations
+  int64_t group = 0;                   // kPackedI4: 32, 64 or 128
+  DType scale_dtype = DType::kF32;     // kPackedI4: F32, or BF16 where that is exact
 };
 
 struct Segment {  // a contiguous, kSegmentAlign-aligned part of weights.bin with its own checksum
@@ -94,7 +97,7 @@ struct ModelFacts {
   int64_t bos_id = -1, pad_id = -1;
   int64_t total_params = 0, active_params = 0;
   int64_t max_k = 1;      // largest top-k of any MoE layer
-  std::string precision;  // "fp32", "bf16", "w8a8": what most matrix weights are
+  std::string precision;  // "fp32", "bf16", "w8a8", "w4a8": what most matrix weights are
 };
 
 struct PassReport {
@@ -115,7 +118,7 @@ struct MemoryPlan {
 };
 
 struct Manifest {
-  int format_version = kFormatVersion;
+  int format_version = kFormatVersion;  // the writer stores the lowest that has what this engine uses (layout.h)
   std::string tool_version;
   std::string target = "cpu-x86_64";
   ModelFacts model;

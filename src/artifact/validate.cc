@@ -50,8 +50,10 @@ Status validate_facts(const Manifest& m) {
     if (!in_range(id, -1, kMaxDim)) return refuse("model.bos_id or pad_id {} is no token id", id);
   if (f.total_params < 0 || !in_range(f.active_params, 0, f.total_params))
     return refuse("model.active_params {} and total_params {} do not fit together", f.active_params, f.total_params);
-  if (f.precision != "fp32" && f.precision != "bf16" && f.precision != "w8a8")
-    return refuse("model.precision '{}' is not fp32, bf16 or w8a8", f.precision);
+  if (f.precision != "fp32" && f.precision != "bf16" && f.precision != "w8a8" && f.precision != "w4a8")
+    return refuse("model.precision '{}' is not fp32, bf16, w8a8 or w4a8", f.precision);
+  if (const int needed = needed_format_version(m); m.format_version < needed)
+    return refuse("engine format {} has no int4 weights, which came with format {}", m.format_version, needed);
   if (m.default_kv != "f32" && m.default_kv != "bf16" && m.default_kv != "int8")
     return refuse("default_kv '{}' is not f32, bf16 or int8", m.default_kv);
   if (int64_t(m.caches.size()) != f.layers)
@@ -80,7 +82,9 @@ Status validate_tensor(const Manifest& m, size_t index, std::vector<Range>* rang
   if (w.name.empty()) return refuse("{} has no name", at);
   if (!in_range(w.experts, 1, kMaxExperts) || !in_range(w.n, 1, kMaxDim) || !in_range(w.k, 1, kMaxDim))
     return refuse("{} has sizes {} x [{}, {}] out of range", at, w.experts, w.n, w.k);
-  const DType want = w.packing == Packing::kPackedI8     ? DType::kI8
+  const bool int8 = w.packing == Packing::kPackedI8, int4 = w.packing == Packing::kPackedI4;
+  const DType want = int8                                ? DType::kI8
+                     : int4                              ? DType::kU8
                      : w.packing == Packing::kPackedBF16 ? DType::kBF16
                                                          : DType::kF32;
   const bool plain = w.packing == Packing::kPlain;
@@ -89,17 +93,22 @@ Status validate_tensor(const Manifest& m, size_t index, std::vector<Range>* rang
   if (plain && w.k > 1 && w.experts > 1)
     return refuse("{} is a plain matrix of several experts, which has to be packed", at);
 
+  if (int4 ? !int4_group_ok(w.group) : w.group != 0)
+    return refuse("{} has group {}: it is 32, 64 or 128 for packed_i4 and 0 for other packings", at, w.group);
+  if (w.scale_dtype != DType::kF32 && !(int4 && w.scale_dtype == DType::kBF16))
+    return refuse("{} has scale_dtype {}: it is F32, or BF16 for packed_i4", at, dtype_name(w.scale_dtype));
+
   const bool vector = plain && w.k == 1;
   const int64_t n_pad = plain && !vector ? w.n : round_up(w.n, kPackN);
   const int64_t k_pad = plain ? w.k : round_up(w.k, kPackK);
   if (w.n_pad != n_pad || w.k_pad != k_pad)
     return refuse("{} has padded sizes [{}, {}], expected [{}, {}]", at, w.n_pad, w.k_pad, n_pad, k_pad);
-  const Wide stride = Wide(n_pad) * k_pad * int64_t(dtype_bytes(w.dtype));
+  const Wide stride = int4 ? Wide(n_pad) * (k_pad / 2) : Wide(n_pad) * k_pad * int64_t(dtype_bytes(w.dtype));
   if (Wide(w.expert_stride) != stride)
     return refuse("{} has expert_stride {}, which is not the size of one padded matrix", at, w.expert_stride);
   if (Wide(w.bytes) != stride * w.experts)
     return refuse("{} has {} bytes, which is not experts * expert_stride", at, w.bytes);
-  if (w.packing == Packing::kPackedI8 && w.k > kMaxIntK)
+  if ((int8 || int4) && w.k > kMaxIntK)
     return refuse("{} has {} columns; int8 sums over more than {} could leave int32", at, w.k, kMaxIntK);
 
   // The segment that holds the elements holds the scales and sums too.
@@ -117,13 +126,18 @@ Status validate_tensor(const Manifest& m, size_t index, std::vector<Range>* rang
     return {};
   };
   MI_TRY_VOID(place("elements", w.offset, w.bytes));
-  const Wide per_column = Wide(w.experts) * n_pad * 4;
-  if (w.packing == Packing::kPackedI8) {
-    MI_TRY_VOID(place("scales", w.scale_offset, per_column));
-    MI_TRY_VOID(place("column sums", w.colsum_offset, per_column));
-  } else if (w.scale_offset != 0 || w.colsum_offset != 0) {
-    return refuse("{} has scales or column sums, which only packed_i8 has", at);
-  }
+  const Wide columns = Wide(w.experts) * n_pad;
+  if (int8)
+    MI_TRY_VOID(place("scales", w.scale_offset, columns * 4));
+  else if (int4)
+    MI_TRY_VOID(place("scales", w.scale_offset,
+                      columns * int4_groups(w.k, w.group) * int64_t(dtype_bytes(w.scale_dtype))));
+  else if (w.scale_offset != 0)
+    return refuse("{} has scales, which only packed_i8 and packed_i4 have", at);
+  if (int8)
+    MI_TRY_VOID(place("column sums", w.colsum_offset, columns * 4));
+  else if (w.colsum_offset != 0)
+    return refuse("{} has column sums, which only packed_i8 has", at);
   return {};
 }
 

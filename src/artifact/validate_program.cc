@@ -172,13 +172,14 @@ class Checker {
       return refuse("'{}' is not {} x {} plain floats", w->name, experts, n);
     return {};
   }
-  // A packed matrix that multiplies x: int8 for a quantized x, float for a float x.
+  // A packed matrix that multiplies x: int8 or int4 for a quantized x, float for a float x.
   Status matrix(const Instr& in, Role role, int64_t experts, int64_t n, int64_t k, std::optional<Elem> x) {
     const WeightTensor* w = find(in, role);
     if (!w) return refuse("the weight '{}' is missing", role_name(role));
     if (w->packing == Packing::kPlain) return refuse("'{}' is not packed", w->name);
-    if (x && (w->packing == Packing::kPackedI8) != (*x == Elem::kQ8))
-      return refuse("'{}' and its input are not both int8 or both float", w->name);
+    const bool quantized = w->packing == Packing::kPackedI8 || w->packing == Packing::kPackedI4;
+    if (x && quantized != (*x == Elem::kQ8))
+      return refuse("'{}' and its input are not both quantized or both float", w->name);
     if (w->experts != experts || w->n != n || w->k != k)
       return refuse("'{}' is {} x [{}, {}], expected {} x [{}, {}]", w->name, w->experts, w->n, w->k, experts, n, k);
     return {};

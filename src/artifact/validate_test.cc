@@ -112,9 +112,34 @@ TEST_F(Validate, Weights) {
   refused("multiple of 64", [&](Manifest& m) { weight(m, qkv).scale_offset += 4; });
   refused("leave their segment", [&](Manifest& m) { weight(m, qkv).colsum_offset = m.memory.weight_bytes - 64; });
   refused("leave their segment", [&](Manifest& m) { weight(m, "lm_head.weight").offset = m.memory.weight_bytes - 64; });
-  refused("only packed_i8", [&](Manifest& m) { weight(m, embed).scale_offset = 64; });
+  refused("only packed_i8 and packed_i4", [&](Manifest& m) { weight(m, embed).scale_offset = 64; });
+  refused("column sums, which only packed_i8", [&](Manifest& m) { weight(m, embed).colsum_offset = 64; });
   refused("share bytes", [&](Manifest& m) { weight(m, qkv).scale_offset = weight(m, qkv).colsum_offset; });
   refused("has to be packed", [&](Manifest& m) { weight(m, embed).experts = 2; });
+}
+
+TEST_F(Validate, Int4Weights) {
+  const std::string o = "layers.0.o.weight", down = "layers.0.down.weight";
+  refused("dtype I8", [&](Manifest& m) { weight(m, o).dtype = DType::kI8; });
+  for (int64_t group : {0, 16, 48, 256, -32})
+    refused("it is 32, 64 or 128", [&](Manifest& m) { weight(m, o).group = group; });
+  refused("it is 32, 64 or 128", [&](Manifest& m) { weight(m, "layers.0.qkv.weight").group = 32; });
+  refused("scale_dtype F16", [&](Manifest& m) { weight(m, o).scale_dtype = DType::kF16; });
+  refused("scale_dtype BF16", [&](Manifest& m) { weight(m, "layers.0.qkv.weight").scale_dtype = DType::kBF16; });
+  refused("expert_stride", [&](Manifest& m) { weight(m, down).expert_stride *= 2; });
+  refused("bytes", [&](Manifest& m) { weight(m, o).bytes *= 2; });
+  refused("multiple of 64", [&](Manifest& m) { weight(m, o).scale_offset += 4; });
+  refused("scales leave their segment", [&](Manifest& m) { weight(m, down).scale_offset = m.memory.weight_bytes - 64; });
+  refused("only packed_i8 has", [&](Manifest& m) { weight(m, o).colsum_offset = weight(m, o).scale_offset; });
+  refused("share bytes", [&](Manifest& m) { weight(m, o).scale_offset = weight(m, o).offset; });
+  refused("both quantized or both float", [&](Manifest& m) {
+    instr(m, Op::kLinear, -1).weights[0].tensor = int32_t(&weight(m, "layers.0.o.weight") - m.weights.data());
+  });
+  refused("format 1 has no int4", [&](Manifest& m) { m.format_version = 1; });
+  refused("format 1 has no int4", [&](Manifest& m) {
+    m.format_version = 1;
+    m.model.precision = "w4a8";
+  });
 }
 
 TEST_F(Validate, Buffers) {
@@ -192,7 +217,7 @@ TEST_F(Validate, Operands) {
         int32_t(&weight(m, "layers.0.router.weight") - m.weights.data());
   });
   refused("does not read", [&](Manifest& m) { instr(m, Op::kQuantize, 0).weights = {{Role::kBias, 0}}; });
-  refused("both int8", [&](Manifest& m) {
+  refused("both quantized", [&](Manifest& m) {
     instr(m, Op::kLinear, 0).weights[0].tensor = int32_t(&weight(m, "lm_head.weight") - m.weights.data());
   });
   refused("another op", [&](Manifest& m) { instr(m, Op::kQuantize, 0).params = AddParams{}; });

@@ -75,6 +75,7 @@ Status ArtifactWriter::finish(Manifest& manifest) {
   MI_TRY_VOID(impl_->file.finish());
   manifest.segments = impl_->segments;
   manifest.memory.weight_bytes = impl_->offset();
+  manifest.format_version = needed_format_version(manifest);
   // What the executor would refuse must not leave the compiler: the model has a form that the engine file cannot hold.
   if (auto s = validate(manifest, impl_->offset()); !s.ok())
     return s.error().with_context("the compiled program breaks a rule of the engine format");

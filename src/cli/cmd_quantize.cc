@@ -15,7 +15,7 @@ Command add_quantize(CLI::App& parent) {
     double max_kl = 0;
   };
   auto f = std::make_shared<Flags>();
-  CLI::App* app = parent.add_subcommand("quantize", "calibrate a float model and round its matrices to int8 (W8A8)");
+  CLI::App* app = parent.add_subcommand("quantize", "calibrate a float model and round its matrices to int8 (W8A8) or int4 (W4A8)");
   app->add_option("--model", f->model, "MIR directory, from metainfer export")->required();
   app->add_option("--config", f->config, "recipe (YAML); see the example below")->required();
   app->add_option("--output", f->output, "new MIR directory")->required();
@@ -30,9 +30,10 @@ Command add_quantize(CLI::App& parent) {
       "  metainfer quantize --model mini-m3-mir --config quant_w8a8.yaml --calib calib.jsonl --output mini-m3-w8a8\n"
       "\nquant_w8a8.yaml:\n"
       "  quant:\n"
-      "    weight_bits: 8\n"
+      "    weight_bits: 8                      # or 4\n"
       "    activation_bits: 8\n"
-      "    weight_scheme: per_channel          # or per_tensor\n"
+      "    weight_scheme: per_channel          # or per_tensor; with weight_bits 4: per_group\n"
+      "    # group_size: 128                   # with weight_bits 4: 32, 64 or 128 inputs share a scale\n"
       "    activation_scheme: per_token        # or per_tensor (one scale from calibration)\n"
       "    calibration_samples: 512\n"
       "    calibration_length: 256\n"

@@ -93,6 +93,7 @@ artifact::ModelFacts facts_of(const ir::Graph& g, const Program& p) {
                                      [](const auto& a, const auto& b) { return a.second < b.second; });
   const auto packing = most == elements.end() ? artifact::Packing::kPackedF32 : most->first;
   f.precision = packing == artifact::Packing::kPackedI8     ? "w8a8"
+                : packing == artifact::Packing::kPackedI4   ? "w4a8"
                 : packing == artifact::Packing::kPackedBF16 ? "bf16"
                                                             : "fp32";
   return f;

@@ -71,7 +71,7 @@ const artifact::WeightTensor& tensor(const artifact::LoadedArtifact& a, const st
 }
 
 TEST_F(Build, EveryLevelAndFormatOpens) {
-  for (const char* matrices : {"w8a8", "bf16", "f32", "f16"})
+  for (const char* matrices : {"w8a8", "w4a8_g32", "bf16", "f32", "f16"})
     for (const int level : {0, 1, 2}) {
       BuildOptions o = options(matrices);
       o.opt_level = level;
@@ -80,9 +80,11 @@ TEST_F(Build, EveryLevelAndFormatOpens) {
       ASSERT_TRUE(r.ok()) << matrices << " O" << level << ": " << r.error().message();
       const auto a = open_checked(o.output);
       ASSERT_TRUE(a.ok()) << matrices << " O" << level << ": " << a.error().message();
-      EXPECT_EQ(a->manifest.model.precision, std::string(matrices) == "w8a8"   ? "w8a8"
-                                             : std::string(matrices) == "bf16" ? "bf16"
-                                                                               : "fp32");
+      EXPECT_EQ(a->manifest.model.precision, std::string(matrices) == "w8a8"       ? "w8a8"
+                                             : std::string(matrices) == "w4a8_g32" ? "w4a8"
+                                             : std::string(matrices) == "bf16"     ? "bf16"
+                                                                                   : "fp32");
+      EXPECT_EQ(a->manifest.format_version, a->manifest.model.precision == "w4a8" ? 2 : 1);
       EXPECT_EQ(a->manifest.default_kv, a->manifest.model.precision == "fp32" ? "f32" : "bf16");
       EXPECT_EQ(a->manifest.options.at("opt_level"), fmt::format("O{}", level));
       for (const char* file : {"graph.mir", "report.html", "tokenizer/tokenizer.json"})
@@ -145,6 +147,54 @@ TEST_F(Build, Int8NumbersAreWhereTheLayoutSaysTheyAre) {
     }
 }
 
+TEST_F(Build, Int4NumbersAreWhereTheLayoutSaysTheyAre) {
+  const std::string gate = "layers.2.moe.experts.gate.weight";
+  const BuildOptions o = options("w4a8_g32", [&](const std::string& n, std::vector<float>& v) {
+    if (n == gate + "_scale")
+      for (float& x : v) x = -to_f32(to_bf16(x));
+  });
+  ASSERT_TRUE(build_engine(o).ok());
+  const auto a = artifact::open_artifact(o.output, true);
+  ASSERT_TRUE(a.ok());
+  const auto number = [&](const artifact::WeightTensor& t, int64_t e, int64_t n, int64_t k) {
+    const auto* w = reinterpret_cast<const uint8_t*>(view_weight(*a, t) + e * t.expert_stride);
+    return (w[kernels::packed_i4_byte(n, k, t.k_pad)] >> (k % 8 < 4 ? 0 : 4) & 15) - 8;
+  };
+  // q, k and v of a layer, stacked. Their scales are no bfloat16 numbers, so they stay floats.
+  const std::vector<std::pair<std::string, int64_t>> parts = {
+      {"layers.1.attn.q.weight", 32}, {"layers.1.attn.k.weight", 16}, {"layers.1.attn.v.weight", 16}};
+  const auto& t = tensor(*a, parts[0].first + "+" + parts[1].first + "+" + parts[2].first);
+  EXPECT_EQ(t.group, 32);
+  EXPECT_EQ(t.expert_stride, 64 * 64 / 2);
+  EXPECT_EQ(t.scale_dtype, DType::kF32);
+  EXPECT_EQ(view_colsums(*a, t), nullptr);
+  int64_t row = 0;
+  for (const auto& [name, n] : parts)
+    for (int64_t i = 0; i < n; ++i, ++row) {
+      for (int64_t k = 0; k < t.k_pad; ++k)
+        ASSERT_EQ(number(t, 0, row, k), k < 24 ? testing::tiny_int4(name, i, 24, k) : 0) << name << " " << i << " " << k;
+      EXPECT_EQ(view_scales(*a, t)[kernels::packed_scale_index(row, 0, 1)], testing::tiny_value(name + "_scale", i));
+    }
+  // Two groups in 40 columns.
+  const std::string wide = "layers.0.mlp.down.weight";
+  const auto& d = tensor(*a, wide);
+  for (int64_t n = 0; n < 24; ++n)
+    for (int64_t g = 0; g < 2; ++g)
+      EXPECT_EQ(view_scales(*a, d)[kernels::packed_scale_index(n, g, 2)],
+                testing::tiny_value(wide + "_scale", n * 2 + g));
+  // Experts behind each other; rows 20..31 are padding. Scales of this one are bfloat16 numbers (below 0, too).
+  const auto& g = tensor(*a, gate);
+  EXPECT_EQ(g.scale_dtype, DType::kBF16);
+  for (int64_t e = 0; e < 6; ++e)
+    for (int64_t n = 0; n < 32; ++n) {
+      for (int64_t k = 0; k < 64; ++k)
+        ASSERT_EQ(number(g, e, n, k), n < 20 && k < 24 ? testing::tiny_int4(gate, e * 20 + n, 24, k) : 0);
+      const float scale = to_f32(to_bf16(testing::tiny_value(gate + "_scale", e * 20 + n)));
+      EXPECT_EQ(to_f32(BF16{view_scales_bf16(*a, g)[e * 32 + kernels::packed_scale_index(n, 0, 1)]}),
+                n < 20 ? -scale : 0.0f);
+    }
+}
+
 TEST_F(Build, FloatNumbersByPrecision) {
   BuildOptions o = options("f32");
   o.force = true;
@@ -177,7 +227,7 @@ TEST_F(Build, FloatNumbersByPrecision) {
 }
 
 TEST_F(Build, SameInputSameBytes) {
-  BuildOptions o = options("w8a8");
+  BuildOptions o = options("w4a8_g32");
   ASSERT_TRUE(build_engine(o).ok());
   const auto first = read_file(o.output / "weights.bin");
   o.output = dir_ / "again";
@@ -232,6 +282,11 @@ TEST_F(Build, BadNumbersAreNamedAndLeaveNothing) {
     if (n == "layers.0.attn.q.weight_scale") v[0] = -1;
   });
   failed(build_engine(o), ErrorCode::kBadInput, "negative scale");
+  const std::string down = "layers.1.moe.experts.down.weight_scale";
+  const BuildOptions int4 = options("w4a8_g32", [&](const std::string& n, std::vector<float>& v) {
+    if (n == down) v[7] = INFINITY;
+  });
+  failed(build_engine(int4), ErrorCode::kBadInput, fmt::format("'{}'", down));
 }
 
 TEST_F(Build, AFullDiskIsSaidAndLeavesNothing) {

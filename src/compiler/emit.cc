@@ -6,6 +6,7 @@
 
 #include "artifact/layout.h"
 #include "kernels/gemm/pack.h"
+#include "tensor/int4.h"
 
 namespace mi::compiler {
 namespace {
@@ -13,7 +14,8 @@ namespace {
 using artifact::Packing;
 using artifact::WeightTensor;
 
-// One source tensor of a plan: [experts][n][k] elements, and scales [experts][n] when it is int8.
+// One source tensor of a plan: [experts][n][k] elements, and scales [experts][n] when it is int8, [experts][n][groups]
+// when it is int4.
 struct Source {
   std::string name;
   TensorView data, scale;
@@ -21,17 +23,19 @@ struct Source {
   int64_t row_offset = 0;  // in the stacked matrix
 };
 
+bool has_scales(const WeightTensor& t) { return t.packing == Packing::kPackedI8 || t.packing == Packing::kPackedI4; }
+
 std::vector<Source> open_sources(const ir::MirDir& mir, const WeightPlan& plan) {
   const WeightTensor& t = plan.tensor;
   std::vector<Source> sources;
   int64_t at = 0;
   for (const std::string& name : plan.sources) {
     Source s{name, mir.weight(name), {}, 0, at};
-    if (t.packing == Packing::kPackedI8) {
-      MI_CHECK(s.data.dtype == DType::kI8, "{}", name);
+    if (has_scales(t)) {
+      MI_CHECK(s.data.dtype == t.dtype, "{}", name);
       s.scale = mir.weight(name + "_scale");
     }
-    s.n = s.data.count() / (t.experts * t.k);
+    s.n = s.data.count() / (t.experts * (t.packing == Packing::kPackedI4 ? int4_row_bytes(t.k) : t.k));
     at += s.n;
     sources.push_back(std::move(s));
   }
@@ -95,7 +99,7 @@ class Emitter {
       MI_TRY_VOID(emit_plain(t, sources));
     }
     for (const Source& s : sources) give_back(s.name);
-    if (t.packing == Packing::kPackedI8)
+    if (has_scales(t))
       for (const Source& s : sources) give_back(s.name + "_scale");
     return {};
   }
@@ -113,8 +117,7 @@ class Emitter {
 
   // Rows [r0, r0 + rows) of expert e, all sources, into chunk_ (packed, zero padding).
   Status pack_rows(const WeightTensor& t, const std::vector<Source>& sources, int64_t e, int64_t r0, int64_t rows) {
-    const int64_t elem = artifact::packed_elem_bytes(t.packing);
-    chunk_.assign(size_t(rows * t.k_pad * elem), std::byte{0});
+    chunk_.assign(size_t(artifact::packed_bytes(t.packing, rows * t.k_pad)), std::byte{0});
     for (const Source& s : sources) {
       const int64_t begin = std::max(r0, s.row_offset), end = std::min(r0 + rows, s.row_offset + s.n);
       if (begin >= end) continue;
@@ -129,8 +132,23 @@ class Emitter {
             return bad_input("tensor '{}_scale' has a negative scale: quantize the model again", s.name);
         continue;
       }
+      if (t.packing == Packing::kPackedI4) {
+        MI_TRY_VOID(pack_int4(t, s, e, begin, n, r0));
+        continue;
+      }
       MI_TRY_VOID(pack_floats(t, s, first, n, begin - r0));
     }
+    return {};
+  }
+
+  // Rows [begin, begin + n) of expert e, which are all s's, to chunk_, which starts at row r0; scales_: all experts'.
+  Status pack_int4(const WeightTensor& t, const Source& s, int64_t e, int64_t begin, int64_t n, int64_t r0) {
+    const int64_t first = e * s.n + begin - s.row_offset, groups = int4_groups(t.k, t.group);
+    const auto* w = reinterpret_cast<const uint8_t*>(s.data.data) + first * int4_row_bytes(t.k);
+    kernels::pack_i4(w, n, t.k, reinterpret_cast<uint8_t*>(chunk_.data()), begin - r0);
+    floats_.resize(size_t(n * groups));
+    MI_TRY_VOID(read_floats(s, s.scale, first * groups, n * groups, floats_.data()));
+    kernels::pack_scales_i4(floats_.data(), n, groups, scales_.data() + e * t.n_pad * groups, begin);
     return {};
   }
 
@@ -158,11 +176,9 @@ class Emitter {
   }
 
   Status emit_packed(WeightTensor& t, const std::vector<Source>& sources) {
-    if (t.packing == Packing::kPackedI8) {
-      scales_.assign(size_t(t.experts * t.n_pad), 0.0f);
-      colsums_.assign(size_t(t.experts * t.n_pad), 0);
-    }
-    const int64_t row_bytes = t.k_pad * artifact::packed_elem_bytes(t.packing);
+    if (has_scales(t)) scales_.assign(size_t(artifact::scale_bytes(t)) / sizeof(float), 0.0f);
+    if (t.packing == Packing::kPackedI8) colsums_.assign(size_t(t.experts * t.n_pad), 0);
+    const int64_t row_bytes = artifact::packed_bytes(t.packing, t.k_pad);
     const int64_t rows_per_chunk =
         std::max<int64_t>(kernels::kNTile, kChunkBytes / row_bytes / kernels::kNTile * kernels::kNTile);
     for (int64_t e = 0; e < t.experts; ++e)
@@ -171,9 +187,14 @@ class Emitter {
         MI_TRY_VOID(pack_rows(t, sources, e, r, rows));
         MI_TRY_VOID(write(chunk_.data(), rows * row_bytes));
       }
-    if (t.packing != Packing::kPackedI8) return {};
+    if (!has_scales(t)) return {};
     MI_TRY(t.scale_offset, out_.align());
-    MI_TRY_VOID(write(scales_.data(), int64_t(scales_.size() * sizeof(float))));
+    // int4 reads a scale for every 16 to 64 bytes of weights: half the size where that loses nothing.
+    if (t.packing == Packing::kPackedI4 &&
+        std::all_of(scales_.begin(), scales_.end(), [](float v) { return to_f32(to_bf16(v)) == v; }))
+      t.scale_dtype = DType::kBF16;
+    MI_TRY_VOID(write_floats(t.scale_dtype, scales_));
+    if (t.packing != Packing::kPackedI8) return {};
     MI_TRY(t.colsum_offset, out_.align());
     return write(colsums_.data(), int64_t(colsums_.size() * sizeof(int32_t)));
   }
@@ -213,9 +234,10 @@ class Emitter {
 }  // namespace
 
 int64_t stored_bytes(const WeightTensor& t) {
-  const int64_t per_column =
-      t.packing == Packing::kPackedI8 ? 2 * artifact::round_up(t.experts * t.n_pad * 4, artifact::kAlign) : 0;
-  return artifact::round_up(t.bytes, artifact::kAlign) + per_column;
+  const int64_t scales = has_scales(t) ? artifact::round_up(artifact::scale_bytes(t), artifact::kAlign) : 0;
+  const int64_t colsums =
+      t.packing == Packing::kPackedI8 ? artifact::round_up(t.experts * t.n_pad * 4, artifact::kAlign) : 0;
+  return artifact::round_up(t.bytes, artifact::kAlign) + scales + colsums;
 }
 
 int64_t planned_bytes(const std::vector<WeightPlan>& weights) {

@@ -12,13 +12,14 @@ namespace mi::compiler {
 
 inline constexpr int64_t kChunkBytes = 8 << 20;
 
-// Bytes that the weights will take in weights.bin, without padding between segments.
+// Most bytes that the weights will take in weights.bin, without padding between segments (scales of int4 may come out
+// half as large, see emit_weights).
 int64_t planned_bytes(const std::vector<WeightPlan>& weights);
 // Bytes of one tensor with scales and column sums.
 int64_t stored_bytes(const artifact::WeightTensor& t);
 
 // Writes every tensor in order and fills its offsets. Errors: a number that is not finite (names tensor and place), a
-// scale below 0, disk full.
+// scale of an int8 matrix below 0, disk full. Scales of int4 become BF16 where all of a tensor's are BF16 numbers.
 Status emit_weights(const ir::MirDir& mir, std::vector<WeightPlan>& weights, artifact::ArtifactWriter& out,
                     Progress* progress);
 

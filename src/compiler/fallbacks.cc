@@ -7,11 +7,8 @@
 namespace mi::compiler {
 namespace {
 
-bool is_int8_model(const ir::Graph& g) {
-  auto has = [](const ir::Block& b) {
-    return std::any_of(b.weights.begin(), b.weights.end(),
-                       [](const ir::WeightDecl& w) { return w.format == ir::WeightFormat::kW8A8; });
-  };
+bool is_quantized_model(const ir::Graph& g) {
+  auto has = [](const ir::Block& b) { return std::any_of(b.weights.begin(), b.weights.end(), ir::is_quantized); };
   return has(g.prologue) || has(g.epilogue) || std::any_of(g.blocks.begin(), g.blocks.end(), has);
 }
 
@@ -31,12 +28,12 @@ void find_in(const ir::Block& b, std::vector<artifact::Fallback>* out) {
       if (!multiplies(n.op, u.role)) continue;
       for (int32_t w : u.weights) {
         const ir::WeightDecl& d = b.weights[size_t(w)];
-        if (d.format != ir::WeightFormat::kFloat || float_by_design(d.mark) || seen[size_t(w)]) continue;
+        if (ir::is_quantized(d) || float_by_design(d.mark) || seen[size_t(w)]) continue;
         seen[size_t(w)] = true;
         artifact::Fallback f;
         f.where = b.layers.empty() ? d.name : fmt::format("layers {}: {}", layers_text(b.layers), d.name);
         f.what = fmt::format("{} product in float instead of int8", op_name(n.op));
-        f.why = fmt::format("the matrix {} is stored as {} while the model is W8A8", shape_text(d.shape),
+        f.why = fmt::format("the matrix {} is stored as {} while the model is quantized", shape_text(d.shape),
                             dtype_name(d.dtype));
         f.fix = "quantize it: take it out of sensitive_layers, or choose a checkpoint that has it in int8";
         out->push_back(std::move(f));
@@ -60,7 +57,7 @@ std::string layers_text(const std::vector<int32_t>& layers) {
 
 std::vector<artifact::Fallback> find_fallbacks(const ir::Graph& g) {
   std::vector<artifact::Fallback> out;
-  if (!is_int8_model(g)) return out;
+  if (!is_quantized_model(g)) return out;
   find_in(g.prologue, &out);
   for (const ir::Block& b : g.blocks) find_in(b, &out);
   find_in(g.epilogue, &out);

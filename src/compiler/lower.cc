@@ -40,6 +40,7 @@ DType common_float(const ir::Block& b, const ir::WeightUse& u) {
 Packing choose_packing(const ir::Block& b, const ir::WeightUse& u, FloatPrecision p) {
   const ir::WeightDecl& first = b.weights[size_t(u.weights[0])];
   if (first.format == ir::WeightFormat::kW8A8) return Packing::kPackedI8;
+  if (first.format == ir::WeightFormat::kW4A8) return Packing::kPackedI4;
   const bool router = std::any_of(u.weights.begin(), u.weights.end(),
                                   [&](int32_t w) { return b.weights[size_t(w)].mark == ir::Mark::kRouter; });
   if (router || p == FloatPrecision::kFp32) return Packing::kPackedF32;
@@ -148,6 +149,7 @@ class Lowering {
       if (w.role == Role::kDown) down = &out_.weights[size_t(w.tensor)].tensor;
     MI_CHECK(down != nullptr);
     const auto format = down->packing == Packing::kPackedI8     ? kernels::GemmFormat::kI8
+                        : down->packing == Packing::kPackedI4   ? kernels::GemmFormat::kI4
                         : down->packing == Packing::kPackedBF16 ? kernels::GemmFormat::kBF16
                                                                 : kernels::GemmFormat::kF32;
     const int64_t bytes = kernels::grouped_scratch_bytes_per_token(k, down->n, down->k, format);
@@ -172,7 +174,9 @@ class Lowering {
     t.n = rows;
     if (is_matrix(n.op, u.role)) {
       t.packing = choose_packing(b, u, precision_);
+      t.group = b.weights[size_t(u.weights[0])].group;
       t.dtype = t.packing == Packing::kPackedI8     ? DType::kI8
+                : t.packing == Packing::kPackedI4   ? DType::kU8
                 : t.packing == Packing::kPackedBF16 ? DType::kBF16
                                                     : DType::kF32;
       t.n_pad = kernels::pad_n(t.n);
@@ -185,7 +189,8 @@ class Lowering {
       t.n_pad = artifact::round_up(t.n, artifact::kPackN);
       t.k_pad = 1;
     }
-    t.expert_stride = t.n_pad * t.k_pad * int64_t(dtype_bytes(t.dtype));
+    t.expert_stride = t.packing == Packing::kPlain ? t.n_pad * t.k_pad * int64_t(dtype_bytes(t.dtype))
+                                                   : artifact::packed_bytes(t.packing, t.n_pad * t.k_pad);
     t.bytes = t.expert_stride * t.experts;
 
     const std::string key = fmt::format("{}|{}", t.name, int(t.packing));

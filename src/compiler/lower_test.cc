@@ -94,6 +94,8 @@ TEST(Lower, PackingFollowsFormatPrecisionAndMark) {
                     embed = "embed.weight";
   EXPECT_EQ(packing("w8a8", FloatPrecision::kKeep, o).packing, Packing::kPackedI8);
   EXPECT_EQ(packing("w8a8", FloatPrecision::kFp32, o).packing, Packing::kPackedI8);
+  EXPECT_EQ(packing("w4a8_g64", FloatPrecision::kFp32, o).packing, Packing::kPackedI4);
+  EXPECT_EQ(packing("w4a8_g64", FloatPrecision::kKeep, o).group, 64);
   EXPECT_EQ(packing("bf16", FloatPrecision::kKeep, o).packing, Packing::kPackedBF16);
   EXPECT_EQ(packing("bf16", FloatPrecision::kFp32, o).packing, Packing::kPackedF32);
   EXPECT_EQ(packing("f32", FloatPrecision::kKeep, o).packing, Packing::kPackedF32);
@@ -157,6 +159,7 @@ TEST(Precision, Names) {
 TEST(Fallbacks, FloatMatricesOfAnInt8Model) {
   EXPECT_TRUE(find_fallbacks(graph(testing::tiny_mir("bf16"))).empty());  // not an int8 model
   EXPECT_TRUE(find_fallbacks(graph(testing::tiny_mir("w8a8"))).empty());  // router and head are float by design
+  EXPECT_TRUE(find_fallbacks(graph(testing::tiny_mir("w4a8_g128"))).empty());
   auto text = testing::tiny_mir("w8a8");
   const size_t moe = text.find("block moe");
   text = text.substr(0, moe) + replaced(replaced(text.substr(moe), "attn.o.weight : w8a8", "attn.o.weight : bf16"),

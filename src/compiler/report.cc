@@ -71,7 +71,7 @@ std::string report_text(const BuildReport& r) {
   out += "passes:\n";
   for (const auto& p : m.passes) out += fmt::format("  {:<24} {}\n", p.name, pass_note(p));
   if (m.fallbacks.empty()) {
-    if (m.model.precision == "w8a8") out += "fallbacks     none\n";
+    if (m.model.precision == "w8a8" || m.model.precision == "w4a8") out += "fallbacks     none\n";
   } else {
     out += fmt::format("fallbacks: {} operations outside the int8 path\n", m.fallbacks.size());
     for (const auto& f : m.fallbacks)

@@ -10,13 +10,14 @@
 #include "base/util.h"
 #include "ir/mir_dir.h"
 #include "ir/text.h"
+#include "tensor/int4.h"
 
 namespace mi::compiler::testing {
 
-// A dense layer and two MoE layers. matrices: "bf16", "f32" or "w8a8" for everything but router and head; quantized
+// A dense layer and two MoE layers. matrices: "bf16", "f32", "w8a8" or "w4a8_g32" for everything but router and head; quantized
 // graphs have their quantize nodes, so that they are legal as they stand.
 inline std::string tiny_mir(const std::string& matrices) {
-  const bool q = matrices == "w8a8";
+  const bool q = matrices.starts_with("w");
   const std::string f = q ? "bf16" : matrices;
   auto quantized = [&](const std::string& from, const std::string& to, const std::string& type) {
     return q ? fmt::format("  {} = quantize {} : q8[{}]\n", to, from, type) : std::string();
@@ -123,6 +124,12 @@ inline int8_t tiny_int8(const std::string& name, int64_t i) {
   return int8_t(int64_t(random_u64(seed_of(11, name), uint64_t(i)) % 255) - 127);
 }
 
+// Element i of a row of int4 of k columns, as write_tiny_mir writes it.
+inline int8_t tiny_int4(const std::string& name, int64_t row, int64_t k, int64_t i) {
+  const uint8_t byte = uint8_t(tiny_int8(name, row * int4_row_bytes(k) + i / 2));
+  return int4_at(&byte, i % 2);
+}
+
 // Writes the graph's directory; change(name, floats) may edit a tensor's floats before they are written.
 inline Status write_tiny_mir(const Path& dir, const std::string& text,
                              const std::function<void(const std::string&, std::vector<float>&)>& change = {}) {
@@ -132,7 +139,7 @@ inline Status write_tiny_mir(const Path& dir, const std::string& text,
   MI_TRY(auto w, ir::MirWriter::create(dir, g));
   for (const auto& d : w.order()) {
     const int64_t n = *shape_count(d.shape);
-    if (d.dtype == DType::kI8) {
+    if (d.dtype == DType::kI8 || d.dtype == DType::kU8) {  // any bytes are two numbers of int4
       std::vector<int8_t> v(static_cast<size_t>(n));
       for (int64_t i = 0; i < n; ++i) v[size_t(i)] = tiny_int8(d.name, i);
       MI_TRY_VOID(w.write(std::as_bytes(std::span(v))));

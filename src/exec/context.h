@@ -21,8 +21,9 @@ namespace mi::exec {
 struct Weight {
   const artifact::WeightTensor* info = nullptr;
   const std::byte* data = nullptr;
-  const float* scales = nullptr;       // int8 only, as colsums
-  const int32_t* colsums = nullptr;
+  const float* scales = nullptr;       // int8, and int4 unless as bfloat16
+  const uint16_t* scales_bf16 = nullptr;
+  const int32_t* colsums = nullptr;    // int8
   const float* floats() const { return reinterpret_cast<const float*>(data); }   // vectors (validated: plain F32)
 };
 
@@ -33,7 +34,7 @@ struct Context {
   hw::CpuFeatures cpu;
 
   std::vector<Weight> weights;                       // by tensor
-  const kernels::GemmKernel* gemm[3] = {};           // by GemmFormat
+  const kernels::GemmKernel* gemm[4] = {};           // by GemmFormat
   std::vector<std::unique_ptr<kernels::RopeTable>> rope_tables;
   std::vector<const kernels::RopeTable*> rope;       // by instruction; null for other ops
   Region memory, arena, kv;                           // memory: the weights, where they were read
@@ -77,6 +78,7 @@ struct Context {
 inline kernels::GemmFormat gemm_format(const Weight& w) {
   switch (w.info->packing) {
     case artifact::Packing::kPackedI8: return kernels::GemmFormat::kI8;
+    case artifact::Packing::kPackedI4: return kernels::GemmFormat::kI4;
     case artifact::Packing::kPackedBF16: return kernels::GemmFormat::kBF16;
     default: return kernels::GemmFormat::kF32;
   }

@@ -90,6 +90,10 @@ std::vector<std::pair<std::string, ModelShape>> shapes() {
   s.packing = Packing::kPackedI8;
   s.extras = s.softcap = true;
   all.emplace_back("int8", s);
+  s = {};
+  s.packing = Packing::kPackedI4;
+  s.extras = true;
+  all.emplace_back("int4", s);
   for (size_t i = 0, n = all.size(); i < n; ++i) {
     s = all[i].second;
     s.fused = true;
@@ -116,7 +120,7 @@ TEST(Engine, LogitsAreThoseOfTheSlowTwin) {
     Runner r(*engine, {ids});
     r.run_all(0, true);
     const auto exact = Oracle::run(model, ids);
-    // Float: roundings of a few hundred operations in a row. int8: now and then a value on the edge between two steps of the
+    // Float: roundings of a few hundred operations in a row. int8 activations: now and then a value on the edge between two steps of the
     // grid falls to the other side, which moves everything after it: compared in the mean.
     double worst = 0, squares = 0, size = 0;
     for (size_t t = 0; t < exact.size(); ++t)
@@ -126,7 +130,7 @@ TEST(Engine, LogitsAreThoseOfTheSlowTwin) {
         squares += d * d;
         size += exact[t][j] * exact[t][j];
       }
-    if (shape.packing == Packing::kPackedI8)
+    if (shape.packing == Packing::kPackedI8 || shape.packing == Packing::kPackedI4)
       EXPECT_LT(std::sqrt(squares / size), 0.02) << name;
     else
       EXPECT_LT(worst, 1e-4) << name;
@@ -389,6 +393,10 @@ TEST(Engine, SaysWhatItLoadedAndRefusesWhatItCannot) {
   EXPECT_EQ(engine->kv_page_bytes(), 2 * 64 * 2 * (16 + 16) * 4) << "layers * tokens * heads * (keys + values) * float";
   EXPECT_EQ(engine->arena_bytes(), 16 * model.manifest().memory.activation_bytes_per_token);
   const auto lines = engine->kernel_choices();
+  ModelShape int4;
+  int4.packing = Packing::kPackedI4;
+  const auto other = TestModel(int4).load(pool)->kernel_choices();
+  EXPECT_TRUE(std::any_of(other.begin(), other.end(), [](const std::string& l) { return l.find("int4 in groups of 32 gemm_i4") != std::string::npos; })) << other[0];
   EXPECT_TRUE(std::any_of(lines.begin(), lines.end(), [](const std::string& l) { return l.find("gemm_f32") != std::string::npos; })) << lines[0];
 
   o.kv_type = "fp4";

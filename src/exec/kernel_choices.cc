@@ -24,7 +24,8 @@ std::string kernel_of(const Context& c, const Instr& i) {
     const Weight& weight = c.weights[size_t(w.tensor)];
     if (weight.info->packing == artifact::Packing::kPlain) continue;
     const kernels::GemmFormat f = gemm_format(weight);
-    const std::string one = fmt::format("{} {}", kernels::gemm_format_name(f), c.gemm[size_t(f)]->name);
+    const std::string group = weight.info->group > 0 ? fmt::format(" in groups of {}", weight.info->group) : "";
+    const std::string one = fmt::format("{}{} {}", kernels::gemm_format_name(f), group, c.gemm[size_t(f)]->name);
     if (text.find(one) == std::string::npos) text += (text.empty() ? "" : ", ") + one;
   }
   if (i.op == Op::kAttention || i.op == Op::kKvAppend) text = fmt::format("{} cache, {}", c.options.kv_type, float_isa(c.cpu));

@@ -43,7 +43,8 @@ Status place_weights(Context& c) {
 
 Status bind_weights(Context& c) {
   for (const artifact::WeightTensor& w : c.manifest().weights)
-    c.weights.push_back({&w, artifact::view_weight(c.artifact, w), artifact::view_scales(c.artifact, w), artifact::view_colsums(c.artifact, w)});
+    c.weights.push_back({&w, artifact::view_weight(c.artifact, w), artifact::view_scales(c.artifact, w), artifact::view_scales_bf16(c.artifact, w),
+                         artifact::view_colsums(c.artifact, w)});
   for (const Instr& i : c.manifest().program) {
     if (i.op == Op::kEmbed) {
       const artifact::WeightTensor& w = *c.find(i, Role::kWeight)->info;
@@ -117,7 +118,7 @@ Result<std::unique_ptr<Context>> load_context(const std::filesystem::path& dir, 
   MI_TRY(const kernels::KvKind kind, kv_kind(c->options.kv_type));
 
   MI_TRY_VOID(bind_weights(*c));
-  for (auto f : {kernels::GemmFormat::kI8, kernels::GemmFormat::kBF16, kernels::GemmFormat::kF32}) c->gemm[size_t(f)] = &kernels::select_gemm(f, c->cpu);
+  for (auto f : {kernels::GemmFormat::kI8, kernels::GemmFormat::kI4, kernels::GemmFormat::kBF16, kernels::GemmFormat::kF32}) c->gemm[size_t(f)] = &kernels::select_gemm(f, c->cpu);
   MI_TRY(c->arena, Region::map(m.memory.activation_bytes_per_token * o.max_tokens_per_step,
                                fmt::format("the activations of {} tokens per step", o.max_tokens_per_step)));
   MI_TRY_VOID(make_caches(*c, kind));

@@ -64,6 +64,8 @@ void run_linear(Context& c, const Instr& i) {
   a.x_scale_offset = artifact::q8_scale_offset(c.stride(x));
   a.w = w.data;
   a.w_scale = w.scales;
+  a.w_scale_bf16 = w.scales_bf16;
+  a.group = w.info->group;
   a.w_colsum = w.colsums;
   a.bias = c.vector(i, Role::kBias);
   a.out_scale = std::get<LinearParams>(i.params).out_scale;

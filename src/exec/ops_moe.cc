@@ -21,6 +21,8 @@ kernels::ExpertWeights expert_weights(const Context& c, const Instr& i, Role rol
   e.w = w.data;
   e.expert_stride = w.info->expert_stride;
   e.scale = w.scales;
+  e.scale_bf16 = w.scales_bf16;
+  e.group = w.info->group;
   e.colsum = w.colsums;
   if (const Weight* b = c.find(i, bias_role)) {
     e.bias = b->floats();

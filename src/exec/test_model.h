@@ -14,6 +14,7 @@
 #include "exec/engine.h"
 #include "kernels/gemm/pack.h"
 #include "kernels/moe/grouped.h"
+#include "tensor/int4.h"
 
 namespace mi::exec::testing {
 
@@ -38,6 +39,7 @@ struct TempDir {
 struct ModelShape {
   Packing packing = Packing::kPackedF32;   // of the matrices, router and head excepted
   bool fused = false;                      // residual epilogues, two-output norm, grouped experts; else the chain of single ops
+  int64_t group = 32;                      // of int4 matrices
   bool moe = true;
   int64_t window = 0;                      // of layer 1
   bool sinks = false, softcap = false, interleaved = false;
@@ -91,8 +93,12 @@ class TestModel {
     const bool plain = p == Packing::kPlain;
     t.n_pad = plain && k > 1 ? n : artifact::round_up(n, artifact::kPackN);
     t.k_pad = plain ? k : artifact::round_up(k, artifact::kPackK);
-    t.expert_stride = t.n_pad * t.k_pad * int64_t(dtype_bytes(d));
+    t.expert_stride = plain ? t.n_pad * t.k_pad * int64_t(dtype_bytes(d)) : artifact::packed_bytes(p, t.n_pad * t.k_pad);
     t.bytes = experts * t.expert_stride;
+    if (p == Packing::kPackedI4) {
+      t.group = s_.group;
+      t.scale_dtype = m_.weights.size() % 2 == 0 ? DType::kF32 : DType::kBF16;
+    }
     std::vector<float> v(size_t(experts * n * k));
     for (size_t i = 0; i < v.size(); ++i) v[i] = random_normal(seed_of(3, t.name), i) * size;
     if (d == DType::kBF16)
@@ -100,15 +106,24 @@ class TestModel {
     if (d == DType::kI8)      // q * scale of its row
       for (size_t r = 0; r < v.size(); r += size_t(k))
         for (int64_t j = 0; j < k; ++j) v[r + size_t(j)] = std::round(std::max(-3.0f, std::min(3.0f, v[r + size_t(j)] / size)) * 42) * row_scale(size, int64_t(r) / k);
+    if (p == Packing::kPackedI4)
+      for (size_t i = 0; i < v.size(); ++i) {
+        const float scale = group_scale(size, int64_t(i) / k, int64_t(i) % k / t.group);
+        v[i] = std::round(std::max(-8.0f, std::min(7.0f, v[i] / scale))) * scale;
+      }
     values_.push_back(std::move(v));
     sizes_.push_back(size);
     m_.weights.push_back(t);
     return int32_t(m_.weights.size()) - 1;
   }
+  // A bfloat16 number of either sign.
+  static float group_scale(float size, int64_t row, int64_t g) {
+    return to_f32(to_bf16(size / 3 * (1 + float((row + g) % 3) / 4))) * (row % 2 == 0 ? 1.0f : -1.0f);
+  }
   static float row_scale(float size, int64_t row) { return size / 42 * (1 + float(row % 3) / 4); }
   int32_t vec(int64_t n, float size, int64_t experts = 1) { return tensor(Packing::kPlain, DType::kF32, experts, n, 1, size); }
   int32_t matrix(int64_t n, int64_t k, int64_t experts = 1) {
-    const DType d = s_.packing == Packing::kPackedI8 ? DType::kI8 : s_.packing == Packing::kPackedBF16 ? DType::kBF16 : DType::kF32;
+    const DType d = s_.packing == Packing::kPackedI8 ? DType::kI8 : s_.packing == Packing::kPackedI4 ? DType::kU8 : s_.packing == Packing::kPackedBF16 ? DType::kBF16 : DType::kF32;
     return tensor(s_.packing, d, experts, n, k, 1.0f / std::sqrt(float(k)));
   }
   int32_t matrix_f32(int64_t n, int64_t k) { return tensor(Packing::kPackedF32, DType::kF32, 1, n, k, 1.0f / std::sqrt(float(k))); }
@@ -145,9 +160,9 @@ class TestModel {
     m_.program.push_back(i);
     return out;
   }
-  bool int8() const { return s_.packing == Packing::kPackedI8; }
+  bool takes_q8() const { return s_.packing == Packing::kPackedI8 || s_.packing == Packing::kPackedI4; }
   Operand quantized(Operand x) {
-    if (!int8()) return x;
+    if (!takes_q8()) return x;
     return emit(Op::kQuantize, {x}, buffer({x.type.rows, x.type.cols, Elem::kQ8}, m_.buffers[size_t(x.buffer)].rows_per_token), {}, QuantizeParams{});
   }
   Operand linear(Operand x, int32_t w, const Operand* residual = nullptr, int32_t bias = -1, float out_scale = 1) {
@@ -163,7 +178,7 @@ class TestModel {
   std::pair<Operand, Operand> norm(Operand x) {
     const std::vector<InstrWeight> w = {{Role::kWeight, norm_weight(s_.hidden)}};
     const NormParams p{1e-5f, false, 1};
-    if (!int8() || !s_.fused) {
+    if (!takes_q8() || !s_.fused) {
       const Operand y = emit(Op::kRmsNorm, {x}, buffer(f32(s_.hidden)), w, p);
       return {quantized(y), y};
     }
@@ -231,7 +246,7 @@ class TestModel {
       shared = emit(Op::kAdd, {x, scaled}, buffer(f32(s_.hidden)), {}, AddParams{});
     }
     if (s_.fused) {
-      const kernels::GemmFormat down_format = int8() ? kernels::GemmFormat::kI8 : s_.packing == Packing::kPackedBF16 ? kernels::GemmFormat::kBF16 : kernels::GemmFormat::kF32;
+      const kernels::GemmFormat down_format = takes_q8() ? kernels::GemmFormat::kI8 : s_.packing == Packing::kPackedBF16 ? kernels::GemmFormat::kBF16 : kernels::GemmFormat::kF32;
       const Operand scratch = buffer(f32(kernels::grouped_scratch_bytes_per_token(s_.k, s_.hidden, s_.inner, down_format) / 4));
       const Operand y = emit(Op::kGroupedExperts, {n, route, shared}, buffer(f32(s_.hidden)),
                              {{Role::kGate, gate}, {Role::kUp, up}, {Role::kUpBias, up_bias}, {Role::kDown, down}, {Role::kDownBias, down_bias}},
@@ -297,7 +312,8 @@ class TestModel {
   void write_tensor(artifact::ArtifactWriter& w, WeightTensor& t, const std::vector<float>& v, float size) {
     w.begin_tensor(t.bytes).value();
     t.offset = w.align().value();
-    std::vector<float> scales(size_t(t.experts * t.n_pad));
+    const int64_t groups = t.packing == Packing::kPackedI4 ? int4_groups(t.k, t.group) : 1;
+    std::vector<float> scales(size_t(t.experts * t.n_pad * groups));
     std::vector<int32_t> colsums(size_t(t.experts * t.n_pad));
     for (int64_t e = 0; e < t.experts; ++e) {
       const float* x = v.data() + e * t.n * t.k;
@@ -316,6 +332,16 @@ class TestModel {
         kernels::pack_i8(q.data(), t.n, t.k, out.data(), 0);
         kernels::colsum_i8(q.data(), t.n, t.k, colsums.data() + e * t.n_pad);
         put(w, out);
+      } else if (t.packing == Packing::kPackedI4) {
+        std::vector<uint8_t> rows(size_t(t.n * int4_row_bytes(t.k))), out(padded / 2);
+        std::vector<int8_t> q(static_cast<size_t>(t.k));
+        for (int64_t r = 0; r < t.n; ++r) {
+          for (int64_t j = 0; j < t.k; ++j) q[size_t(j)] = int8_t(std::lround(x[r * t.k + j] / group_scale(size, e * t.n + r, j / t.group)));
+          int4_store_row(q.data(), t.k, &rows[size_t(r * int4_row_bytes(t.k))]);
+          for (int64_t g = 0; g < groups; ++g) scales[size_t(e * t.n_pad * groups + kernels::packed_scale_index(r, g, groups))] = group_scale(size, e * t.n + r, g);
+        }
+        kernels::pack_i4(rows.data(), t.n, t.k, out.data(), 0);
+        put(w, out);
       } else if (t.dtype == DType::kBF16) {
         std::vector<uint16_t> bits(count), out(padded);
         for (size_t j = 0; j < count; ++j) bits[j] = to_bf16(x[j]).bits;
@@ -330,9 +356,16 @@ class TestModel {
         put(w, out);
       }
     }
-    if (t.packing != Packing::kPackedI8) return;
+    if (t.packing != Packing::kPackedI8 && t.packing != Packing::kPackedI4) return;
     t.scale_offset = w.align().value();
-    put(w, scales);
+    if (t.scale_dtype == DType::kBF16) {
+      std::vector<uint16_t> half;
+      for (float v : scales) half.push_back(to_bf16(v).bits);
+      put(w, half);
+    } else {
+      put(w, scales);
+    }
+    if (t.packing != Packing::kPackedI8) return;
     t.colsum_offset = w.align().value();
     put(w, colsums);
   }

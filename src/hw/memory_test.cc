@@ -1,14 +1,13 @@
 #include "hw/memory.h"
 
 #include <gmock/gmock.h>
-#include <limits>
-
 #include <gtest/gtest.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
 #include <cstring>
 #include <fstream>
+#include <limits>
 
 #include "hw/process_memory.h"
 

@@ -61,14 +61,17 @@ void insert_node(Block& b, size_t at, Node n) {
   b.nodes.insert(b.nodes.begin() + ptrdiff_t(at), std::move(n));
 }
 
-void set_w8a8(WeightDecl& d) {
-  d.format = WeightFormat::kW8A8;
-  d.dtype = DType::kI8;
+void set_format(WeightDecl& d, QuantFormat f) {
+  MI_CHECK(f.format != WeightFormat::kFloat, "{}", d.name);
+  d.format = f.format;
+  d.dtype = f.format == WeightFormat::kW8A8 ? DType::kI8 : DType::kU8;
+  d.group = f.format == WeightFormat::kW8A8 ? 0 : f.group;
 }
 
 void set_float(WeightDecl& d, DType t) {
   d.format = WeightFormat::kFloat;
   d.dtype = t;
+  d.group = 0;
 }
 
 void split_layers(Graph& g, const std::function<std::string(const Block&, int32_t)>& key) {
@@ -121,8 +124,8 @@ bool multiplies_input(Op op, Role r) {
   return op == Op::kGroupedExperts && (r == Role::kGate || r == Role::kUp);
 }
 
-// Gives every int8 matrix its int8 input: one quantize per distinct value, before the first reader.
-void rewire_to_int8(Block& b) {
+// Gives every quantized matrix its int8 input: one quantize per distinct value, before the first reader.
+void rewire_to_q8(Block& b) {
   std::map<ValueId, ValueId> quantized;
   for (size_t i = 0; i < b.nodes.size(); ++i) {
     const Node& n = b.nodes[i];
@@ -130,7 +133,7 @@ void rewire_to_int8(Block& b) {
     bool int8 = false;
     for (const WeightUse& u : n.weights)
       for (int32_t w : u.weights)
-        int8 = int8 || (multiplies_input(n.op, u.role) && b.weights[size_t(w)].format == WeightFormat::kW8A8);
+        int8 = int8 || (multiplies_input(n.op, u.role) && is_quantized(b.weights[size_t(w)]));
     if (!int8) continue;
     const ValueId x = n.in[0];
     ValueType type = b.values[size_t(x)].type;
@@ -149,21 +152,32 @@ void rewire_to_int8(Block& b) {
 
 }  // namespace
 
-Status to_w8a8(Graph& g, const std::function<bool(int32_t, const WeightDecl&)>& chosen) {
+Status to_quantized(Graph& g, const std::function<QuantFormat(int32_t, const WeightDecl&)>& choose) {
   split_layers(g, [&](const Block& b, int32_t layer) {
     std::string k;
-    for (const WeightDecl& d : b.weights) k += d.format == WeightFormat::kFloat && chosen(layer, d) ? '1' : '0';
+    for (const WeightDecl& d : b.weights) {
+      const QuantFormat f = is_quantized(d) ? QuantFormat{} : choose(layer, d);
+      k += fmt::format("{}.{} ", int(f.format), f.group);
+    }
     return k;
   });
   auto convert = [&](Block& b, int32_t layer) {
-    for (WeightDecl& d : b.weights)
-      if (d.format == WeightFormat::kFloat && chosen(layer, d)) set_w8a8(d);
-    rewire_to_int8(b);
+    for (WeightDecl& d : b.weights) {
+      if (is_quantized(d)) continue;
+      if (const QuantFormat f = choose(layer, d); f.format != WeightFormat::kFloat) set_format(d, f);
+    }
+    rewire_to_q8(b);
   };
   convert(g.prologue, -1);
   for (Block& b : g.blocks) convert(b, b.layers.at(0));
   convert(g.epilogue, -1);
   return verify(g);
+}
+
+Status to_w8a8(Graph& g, const std::function<bool(int32_t, const WeightDecl&)>& chosen) {
+  return to_quantized(g, [&](int32_t layer, const WeightDecl& d) {
+    return QuantFormat{chosen(layer, d) ? WeightFormat::kW8A8 : WeightFormat::kFloat, 0};
+  });
 }
 
 }  // namespace mi::ir

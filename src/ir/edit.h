@@ -23,7 +23,12 @@ void replace_uses(Block& b, ValueId from, ValueId to);                   // oper
 void tidy(Block& b);
 
 // ---- weights
-void set_w8a8(WeightDecl& d);
+// How a matrix is to be stored: as it is (kFloat), W8A8, or W4A8 with a group.
+struct QuantFormat {
+  WeightFormat format = WeightFormat::kFloat;
+  int64_t group = 0;
+};
+void set_format(WeightDecl& d, QuantFormat f);  // not kFloat
 void set_float(WeightDecl& d, DType t);
 
 // ---- blocks
@@ -34,10 +39,13 @@ void split_layers(Graph& g, const std::function<std::string(const Block&, int32_
 void merge_equal_blocks(Graph& g);
 
 // ---- quantization
-// Stores the chosen matrices as int8 (kW8A8) and gives their readers int8 inputs: one quantize node per distinct value,
-// shared by all its readers. Blocks are split where the choice differs between layers (layer is -1 for prologue and
-// epilogue). What is int8 already stays. The tensors themselves are the caller's. Precondition: verify(g). An error
-// says which chosen weight cannot be int8 (an embedding, a norm, one matrix of a stack); g is then half changed.
+// Stores the float matrices that `choose` gives a format in it, and gives their readers int8 inputs: one quantize node
+// per distinct value, shared by all its readers. Blocks are split where the choice differs between layers (layer is -1
+// for prologue and epilogue). What is quantized already stays. The tensors themselves are the caller's. Precondition:
+// verify(g). An error says which chosen weight cannot be quantized (an embedding, a norm, one matrix of a stack); g is
+// then half changed.
+Status to_quantized(Graph& g, const std::function<QuantFormat(int32_t layer, const WeightDecl&)>& choose);
+// The chosen ones to W8A8.
 Status to_w8a8(Graph& g, const std::function<bool(int32_t layer, const WeightDecl&)>& chosen);
 
 }  // namespace mi::ir

@@ -2,6 +2,7 @@
 
 #include <gmock/gmock.h>
 
+#include "ir/mir_dir.h"
 #include "ir/pipeline.h"
 #include "ir/stats.h"
 #include "ir/testing.h"
@@ -79,6 +80,27 @@ TEST(ToW8A8, SplitsBlocksWhereLayersDiffer) {
   };
   EXPECT_EQ(down(g.blocks[1]), WeightFormat::kW8A8);
   EXPECT_EQ(down(g.blocks[2]), WeightFormat::kFloat);
+}
+
+// A format of its own for every matrix: the plan of mixed precision.
+TEST(ToQuantized, EachMatrixInItsOwnFormat) {
+  Graph g = legal_graph(graph_text("m3_small.mir"));
+  const auto s = to_quantized(g, [](int32_t layer, const WeightDecl& d) {
+    if (!linear_mark(d)) return QuantFormat{};
+    if (d.mark == Mark::kAttention) return QuantFormat{WeightFormat::kW8A8};
+    return QuantFormat{WeightFormat::kW4A8, d.mark == Mark::kExpert && layer == 2 ? 32 : 128};
+  });
+  ASSERT_TRUE(s.ok()) << s.error().message();
+  ASSERT_EQ(g.blocks.size(), 4u) << "layer 2 differs from the other of its kind";
+  const std::string text = print(g);
+  EXPECT_THAT(text, HasSubstr("weight attn.q.weight           : w8a8 [16, 8] attention"));
+  EXPECT_THAT(text, HasSubstr("weight moe.experts.down.weight : w4a8_g32 [4, 8, 6] expert"));
+  EXPECT_THAT(text, HasSubstr("weight moe.experts.down.weight : w4a8_g128 [4, 8, 6] expert"));
+  const Graph again = legal_graph(text);
+  EXPECT_TRUE(again == g);
+  const auto runs = run_pipeline(g, {});
+  ASSERT_TRUE(runs.ok()) << runs.error().message();
+  EXPECT_THAT(print(g), HasSubstr("grouped_experts"));
 }
 
 TEST(ToW8A8, RefusesWhatCannotBeInt8) {
@@ -162,6 +184,24 @@ TEST(Stats, CountsTheSmallModel) {
   EXPECT_EQ(group->format, "w8a8");
   EXPECT_EQ(group->params, 2 * experts);
   EXPECT_EQ(group->bytes, 2 * (experts + 4 * 4 * (6 + 6 + 8)));
+}
+
+TEST(Stats, Int4BytesAreThoseOfTheFiles) {
+  Graph g = legal_graph(graph_text("m3_small.mir"));
+  ASSERT_TRUE(to_quantized(g, [](int32_t, const WeightDecl& d) {
+                return d.mark == Mark::kExpert ? QuantFormat{WeightFormat::kW4A8, 32} : QuantFormat{};
+              }).ok());
+  const GraphStats s = stats_of(g);
+  const auto group =
+      std::find_if(s.groups.begin(), s.groups.end(), [](const WeightGroup& w) { return w.mark == Mark::kExpert; });
+  ASSERT_NE(group, s.groups.end());
+  EXPECT_EQ(group->format, "w4a8_g32");
+  EXPECT_EQ(group->params, 2 * 4 * 3 * 6 * 8);
+  EXPECT_EQ(group->bytes, 2 * 4 * (3 * 6 * 8 / 2 + 4 * (6 + 6 + 8)));
+  int64_t declared = 0;
+  for (const auto& d : declared_tensors(g))
+    declared += *shape_count(d.shape) * int64_t(dtype_bytes(d.dtype));
+  EXPECT_EQ(s.weight_bytes, declared);
 }
 
 // ---- the pipeline

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/check.h"
+#include "tensor/int4.h"
 
 namespace mi::ir {
 namespace {
@@ -18,6 +19,30 @@ std::optional<Mark> mark_from_name(std::string_view name) {
   for (size_t i = 0; i < kMarkNames.size(); ++i)
     if (kMarkNames[i] == name) return Mark(i);
   return std::nullopt;
+}
+
+std::string format_text(const WeightDecl& d) {
+  if (d.format == WeightFormat::kW8A8) return "w8a8";
+  if (d.format == WeightFormat::kW4A8) return fmt::format("w4a8_g{}", d.group);
+  std::string name(dtype_name(d.dtype));
+  for (char& c : name)
+    if (c >= 'A' && c <= 'Z') c = char(c - 'A' + 'a');
+  return name;
+}
+
+Shape stored_shape(const WeightDecl& d) {
+  Shape s = d.shape;
+  if (d.format == WeightFormat::kW4A8) s.back() = int4_row_bytes(s.back());
+  return s;
+}
+
+Shape scale_shape(const WeightDecl& d) {
+  Shape s = d.shape;
+  if (d.format == WeightFormat::kW4A8)
+    s.back() = int4_groups(s.back(), d.group);
+  else
+    s.pop_back();
+  return s;
 }
 
 const Block& Graph::block_of(int32_t layer) const {

@@ -23,9 +23,12 @@
 
 namespace mi::ir {
 
-// How a matrix's numbers are stored. kW8A8: int8 [.., N, K] beside a float "<name>_scale" [.., N]; the op that reads it
-// takes an int8 activation (kQ8). kFloat: dtype F32, BF16 or F16, float activation.
-enum class WeightFormat : uint8_t { kFloat, kW8A8 };
+// How a matrix's numbers are stored.
+//   kFloat  dtype F32, BF16 or F16; the op that reads it takes a float activation
+//   kW8A8   int8 [.., N, K] beside a float "<name>_scale" [.., N]; int8 activation (kQ8)
+//   kW4A8   4 bits, rows as in tensor/int4.h: U8 [.., N, (K + 1) / 2] beside a float "<name>_scale" [.., N, groups], one
+//           scale for `group` consecutive k, the last group may be shorter; int8 activation (kQ8)
+enum class WeightFormat : uint8_t { kFloat, kW8A8, kW4A8 };
 
 enum class Mark : uint8_t {
   kNone,
@@ -49,14 +52,24 @@ std::optional<Mark> mark_from_name(std::string_view name);
 struct WeightDecl {
   std::string name;  // block-local ("moe.experts.gate.weight") or full in prologue and epilogue
   DType dtype = DType::kBF16;
-  Shape shape;  // [N, K], [E, N, K], [N]
+  Shape shape;  // [N, K], [E, N, K], [N]: of the numbers, however they are stored
   WeightFormat format = WeightFormat::kFloat;
   Mark mark = Mark::kNone;
+  int64_t group = 0;  // kW4A8: 32, 64 or 128
   bool operator==(const WeightDecl&) const = default;
 };
 
 // Columns of a value, rows of stacked matrices: more are illegal, so that products of two sizes stay inside int64.
 inline constexpr int64_t kMaxCols = int64_t(1) << 40;
+// "bf16", "w8a8", "w4a8_g128": the word of the text form.
+std::string format_text(const WeightDecl& d);
+inline bool is_quantized(const WeightDecl& d) { return d.format != WeightFormat::kFloat; }
+inline bool same_format(const WeightDecl& a, const WeightDecl& b) {
+  return a.format == b.format && a.dtype == b.dtype && a.group == b.group;
+}
+// Of the tensor that holds the numbers, and of its "<name>_scale" (quantized weights).
+Shape stored_shape(const WeightDecl& d);
+Shape scale_shape(const WeightDecl& d);
 
 using ValueId = int32_t;
 

@@ -164,7 +164,7 @@ class Rule {
     return decl(u.weights[0]);
   }
   void expect_float(const WeightDecl& d) const {
-    if (d.format != WeightFormat::kFloat) refuse("weight {} has to be float, it is w8a8", d.name);
+    if (is_quantized(d)) refuse("weight {} has to be float, it is {}", d.name, format_text(d));
   }
   void expect_shape(const WeightDecl& d, const Shape& s) const {
     if (d.shape != s) refuse("weight {} has to have shape {}, it has {}", d.name, shape_text(s), shape_text(d.shape));
@@ -175,12 +175,13 @@ class Rule {
     expect_shape(d, {n});
     return d;
   }
-  // The activation x fits the matrix: int8 with w8a8, float with float; K columns.
+  // The activation x fits the matrix: int8 with a quantized one, float with float; K columns.
   void expect_input_of(size_t i, const WeightDecl& d) const {
     const Value& v = in(i);
-    if (d.format == WeightFormat::kW8A8) {
+    if (is_quantized(d)) {
       if (v.type.elem != Elem::kQ8)
-        refuse("weight {} is w8a8, but input '{}' is {}: quantize it first", d.name, v.name, kind_text(v.type.elem));
+        refuse("weight {} is {}, but input '{}' is {}: quantize it first", d.name, format_text(d), v.name,
+               kind_text(v.type.elem));
     } else if (v.type.elem != Elem::kF32) {
       refuse("weight {} is float, but input '{}' is {}", d.name, v.name, kind_text(v.type.elem));
     }
@@ -267,7 +268,7 @@ class Rule {
     for (int32_t w : u.weights) {
       const WeightDecl& d = decl(w);
       if (d.shape.size() != 2) refuse("weight {} has to have shape [N, K], it has {}", d.name, shape_text(d.shape));
-      if (d.format != first.format || d.dtype != first.dtype)
+      if (!same_format(d, first))
         refuse("stacked weights {} and {} differ in format", first.name, d.name);
       if (d.shape[1] != first.shape[1])
         refuse("stacked weights {} {} and {} {} differ in K", first.name, shape_text(first.shape), d.name,
@@ -452,7 +453,7 @@ class Rule {
     const WeightDecl& gate = expert_matrix(Role::kGate);
     const WeightDecl& up = expert_matrix(Role::kUp);
     const WeightDecl& down = expert_matrix(Role::kDown);
-    if (up.format != gate.format || up.dtype != gate.dtype)
+    if (!same_format(up, gate))
       refuse("weights {} and {} differ in format", gate.name, up.name);
     expect_shape(up, gate.shape);
     expect_shape(down, {gate.shape[0], down.shape[1], gate.shape[1]});

@@ -16,9 +16,8 @@ constexpr size_t kMaxModelText = size_t(16) << 20;
 void declare(const Block& b, int32_t layer, std::vector<SafetensorsWriter::Decl>* out) {
   for (const WeightDecl& d : b.weights) {
     const std::string name = full_name(d.name, layer);
-    out->push_back({name, d.dtype, d.shape});
-    if (d.format == WeightFormat::kW8A8)
-      out->push_back({name + "_scale", DType::kF32, Shape(d.shape.begin(), d.shape.end() - 1)});
+    out->push_back({name, d.dtype, stored_shape(d)});
+    if (is_quantized(d)) out->push_back({name + "_scale", DType::kF32, scale_shape(d)});
   }
 }
 

@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "base/util.h"
+#include "ir/edit.h"
 #include "ir/testing.h"
 
 namespace mi::ir {
@@ -32,10 +33,13 @@ class MirDirTest : public ::testing::Test {
   }
   ~MirDirTest() override { fs::remove_all(dir_); }
 
-  // Int8 matrices and a tied head, so that scales and sharing take part.
+  // Int8 and int4 matrices and a tied head, so that scales and sharing take part.
   static Graph graph() {
     Graph g = legal_graph(graph_text("m3_small_w8a8_fused.mir"));
     g.epilogue.weights[1] = g.prologue.weights[0];
+    for (Block& b : g.blocks)
+      for (WeightDecl& d : b.weights)
+        if (d.name == "moe.experts.down.weight") set_format(d, {WeightFormat::kW4A8, 32});
     return g;
   }
   void write(const Graph& g, size_t shard_bytes) {
@@ -77,11 +81,18 @@ TEST_F(MirDirTest, DeclaresInWritingOrder) {
   EXPECT_EQ(d[3].name, "layers.0.attn.q.weight_scale");
   EXPECT_EQ(d[3].shape, Shape{16});
   EXPECT_EQ(d[3].dtype, DType::kF32);
+  const auto tensor = [&](const std::string& name) {
+    return *std::find_if(d.begin(), d.end(), [&](const auto& t) { return t.name == name; });
+  };
+  const std::string down = "layers.1.moe.experts.down.weight";
+  EXPECT_EQ(tensor(down).shape, (Shape{4, 8, 3}));
+  EXPECT_EQ(tensor(down).dtype, DType::kU8);
+  EXPECT_EQ(tensor(down + "_scale").shape, (Shape{4, 8, 1}));
   EXPECT_EQ(d.back().name, "norm.weight");  // the tied head is not written again
   const auto scale = std::find_if(d.begin(), d.end(),
-                                  [](const auto& x) { return x.name == "layers.2.moe.experts.down.weight_scale"; });
+                                  [](const auto& x) { return x.name == "layers.2.moe.experts.gate.weight_scale"; });
   ASSERT_NE(scale, d.end());
-  EXPECT_EQ(scale->shape, (Shape{4, 8}));
+  EXPECT_EQ(scale->shape, (Shape{4, 6}));
 }
 
 TEST_F(MirDirTest, WritesAndReads) {

@@ -12,7 +12,7 @@
 //   model   = "model" STRING "{" { KEY "=" (STRING | INT | "[" INTS "]") } "}"
 //   block   = ("prologue" | "epilogue" | "block" NAME "layers" "=" RANGE { "," RANGE }) "{" { input | weight | node |
 //   output } "}" input   = "input" NAME ":" type weight  = "weight" NAME ":" FORMAT "[" INTS "]" [ MARK ]       FORMAT:
-//   f32, bf16, ..., or w8a8 node    = NAME { "," NAME } "=" OP [ arg { "," arg } ] [ "{" { FIELD "=" WORD } "}" ] ":"
+//   f32, bf16, ..., w8a8 or w4a8_g128 node    = NAME { "," NAME } "=" OP [ arg { "," arg } ] [ "{" { FIELD "=" WORD } "}" ] ":"
 //   type { "," type } arg     = VALUE | ROLE "=" (WEIGHT | "[" WEIGHT { "," WEIGHT } "]") output  = "output" NAME { ","
 //   NAME } type    = ELEM "[" ("T" | "P" | "L") "," INT "]" | "state"     token, pair or logit rows
 
@@ -382,9 +382,14 @@ class Parser {
     if (format == "w8a8") {
       d.format = WeightFormat::kW8A8;
       d.dtype = DType::kI8;
+    } else if (format == "w4a8_g32" || format == "w4a8_g64" || format == "w4a8_g128") {
+      d.format = WeightFormat::kW4A8;
+      d.dtype = DType::kU8;
+      d.group = format.ends_with("32") ? 32 : format.ends_with("64") ? 64 : 128;
     } else {
       const auto t = format == lower(format) ? dtype_from_name(upper(format)) : std::nullopt;
-      if (!t) return bad_at(format_token, "unknown weight format '{}'; known are f32, bf16, f16, w8a8", format);
+      if (!t) return bad_at(format_token, "unknown weight format '{}'; known are f32, bf16, f16, w8a8, w4a8_g32, w4a8_g64, w4a8_g128",
+                      format);
       d.dtype = *t;
     }
     MI_TRY(d.shape, integers(8));

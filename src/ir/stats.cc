@@ -31,12 +31,6 @@ std::vector<Share> shares(const Block& b) {
   return out;
 }
 
-std::string lower(std::string_view s) {
-  std::string r(s);
-  for (char& c : r) c = char(std::tolower(static_cast<unsigned char>(c)));
-  return r;
-}
-
 }  // namespace
 
 int64_t count_nodes(const Graph& g) {
@@ -65,11 +59,12 @@ GraphStats stats_of(const Graph& g) {
       const bool constant = d.mark == Mark::kConstant;
       if (!constant && !share[w].lookup_only) s.active_params += count / share[w].experts * share[w].k * times;
       if (&b == &g.epilogue && in_prologue.count(d.name)) continue;  // tied: stored once
-      const int64_t scales = d.format == WeightFormat::kW8A8 ? count / d.shape.back() * int64_t(sizeof(float)) : 0;
-      const std::string format = d.format == WeightFormat::kW8A8 ? "w8a8" : lower(dtype_name(d.dtype));
+      const int64_t scales = is_quantized(d) ? shape_count(scale_shape(d)).value_or(0) * int64_t(sizeof(float)) : 0;
+      const int64_t stored = shape_count(stored_shape(d)).value_or(0) * int64_t(dtype_bytes(d.dtype));
+      const std::string format = format_text(d);
       WeightGroup& group = groups.try_emplace({d.mark, format}, WeightGroup{d.mark, format}).first->second;
       group.params += constant ? 0 : count * times;
-      group.bytes += (count * int64_t(dtype_bytes(d.dtype)) + scales) * times;
+      group.bytes += (stored + scales) * times;
     }
   };
   add(g.prologue, 1);

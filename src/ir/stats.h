@@ -8,8 +8,8 @@
 
 namespace mi::ir {
 
-// Weights of one mark and one format ("bf16", "w8a8"), summed over layers. Bytes as stored in the MIR directory, scales
-// of int8 matrices included; scales and constants (rope frequencies, activation scales) are no parameters.
+// Weights of one mark and one format ("bf16", "w8a8", "w4a8_g128"), summed over layers. Bytes as stored in the MIR directory, scales
+// of quantized matrices included; scales and constants (rope frequencies, activation scales) are no parameters.
 struct WeightGroup {
   Mark mark = Mark::kNone;
   std::string format;

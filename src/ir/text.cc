@@ -9,13 +9,6 @@ namespace {
 
 constexpr ValueType kStateType{Rows::kToken, 0, Elem::kState};
 
-std::string lower(std::string_view s) {
-  std::string r(s);
-  for (char& c : r)
-    if (c >= 'A' && c <= 'Z') c = char(c - 'A' + 'a');
-  return r;
-}
-
 std::string in_quotes(std::string_view s) {
   std::string r = "\"";
   for (unsigned char c : s) {
@@ -62,10 +55,9 @@ class BlockPrinter {
     std::string s;
     for (ValueId v : b_.inputs) s += fmt::format("  input {} : {}\n", value(v), type(v));
     for (const WeightDecl& d : b_.weights) {
-      const std::string format = d.format == WeightFormat::kW8A8 ? "w8a8" : lower(dtype_name(d.dtype));
-      s +=
-          fmt::format("  weight {:<{}} : {} {}{}{}\n", d.name, std::min<size_t>(width, 48), format, shape_text(d.shape),
-                      d.mark == Mark::kNone ? "" : " ", d.mark == Mark::kNone ? "" : mark_name(d.mark));
+      s += fmt::format("  weight {:<{}} : {} {}{}{}\n", d.name, std::min<size_t>(width, 48), format_text(d),
+                       shape_text(d.shape), d.mark == Mark::kNone ? "" : " ",
+                       d.mark == Mark::kNone ? "" : mark_name(d.mark));
     }
     if (!s.empty() && !b_.nodes.empty()) s += '\n';
     width = 0;

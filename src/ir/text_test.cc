@@ -26,7 +26,7 @@ TEST(Text, RoundTripsWhatIsRare) {
   Graph g = legal_graph(model_text(R"(
     block a.b-c layers = 0..2, 4, 7..8 {
       input weight : f32[T, 8]
-      weight output : w8a8 [8, 8] dense
+      weight output : w4a8_g64 [8, 8] dense
       weight attention : f16 [8]
       input, output = rms_norm weight, weight=attention {eps=1.25e-07 plus_one=true} : f32[T, 8], q8[T, 8]
       layers = linear output, input, weight=output {out_scale=0.1} : f32[T, 8]
@@ -48,9 +48,13 @@ TEST(Text, PrintsStackedWeightsFormatsAndMarks) {
     input x : f32[T, 8]
     weight q : w8a8 [4, 8] attention
     weight k : w8a8 [4, 8] attention
+    weight w : w4a8_g128 [8, 8]
     xq = quantize x : q8[T, 8]
     y = linear xq, weight=[q, k] : f32[T, 8]
-    output y })")));
+    yq = quantize y : q8[T, 8]
+    z = linear yq, weight=w : f32[T, 8]
+    output z })")));
+  EXPECT_NE(text.find("  weight w : w4a8_g128 [8, 8]\n"), text.npos) << text;
   EXPECT_NE(text.find("  weight q : w8a8 [4, 8] attention\n"), text.npos) << text;
   EXPECT_NE(text.find("  y  = linear xq, weight=[q, k] : f32[T, 8]\n"), text.npos) << text;
 }
@@ -93,7 +97,8 @@ TEST(Text, ErrorsInsideBlocks) {
   EXPECT_EQ(error_in_block("x = scale x : f32[T, 8]"), "line 2, column 1: value 'x' is defined twice");
   EXPECT_EQ(error_in_block("weight w : f32 [8]"), "line 2, column 8: weight 'w' is declared twice");
   EXPECT_EQ(error_in_block("weight v : int4 [8]"),
-            "line 2, column 12: unknown weight format 'int4'; known are f32, bf16, f16, w8a8");
+            "line 2, column 12: unknown weight format 'int4'; known are f32, bf16, f16, w8a8, w4a8_g32, w4a8_g64, w4a8_g128");
+  EXPECT_NE(error_in_block("weight v : w4a8_g16 [8, 8]").find("unknown weight format 'w4a8_g16'"), std::string::npos);
   EXPECT_EQ(error_in_block("weight v : f32 [8] wonderful"),
             "line 2, column 20: expected a mark (attention, expert, ...) or a statement, found 'wonderful'");
   EXPECT_EQ(error_in_block("y = scale x {factor=2 facter=2} : f32[T, 8]"),

@@ -5,6 +5,7 @@
 #include <unordered_map>
 #include <unordered_set>
 
+#include "tensor/int4.h"
 #include "tensor/op.h"
 
 namespace mi::ir {
@@ -65,14 +66,18 @@ class BlockVerifier {
         return bad("weight {}: shape {} is too large", d.name, shape_text(d.shape));
       if (d.format == WeightFormat::kW8A8) {
         if (d.dtype != DType::kI8) return bad("weight {}: w8a8 is stored as I8, not {}", d.name, dtype_name(d.dtype));
-        if (d.shape.size() < 2)
-          return bad("weight {}: w8a8 is for matrices, not for shape {}", d.name, shape_text(d.shape));
+      } else if (d.format == WeightFormat::kW4A8) {
+        if (d.dtype != DType::kU8) return bad("weight {}: w4a8 is stored as U8, not {}", d.name, dtype_name(d.dtype));
+        if (!int4_group_ok(d.group)) return bad("weight {}: a group is 32, 64 or 128, not {}", d.name, d.group);
       } else if (d.dtype != DType::kF32 && d.dtype != DType::kBF16 && d.dtype != DType::kF16) {
         return bad("weight {}: a float weight is F32, BF16 or F16, not {}", d.name, dtype_name(d.dtype));
       }
+      if (is_quantized(d) && d.shape.size() < 2)
+        return bad("weight {}: {} is for matrices, not for shape {}", d.name, format_text(d), shape_text(d.shape));
+      if (d.format != WeightFormat::kW4A8 && d.group != 0) return bad("weight {}: only w4a8 has groups", d.name);
     }
     for (const WeightDecl& d : b_.weights)
-      if (d.format == WeightFormat::kW8A8 && names.count(d.name + "_scale"))
+      if (is_quantized(d) && names.count(d.name + "_scale"))
         return bad("weight {}_scale: the name is taken by the scales of {}", d.name, d.name);
     weight_used_.assign(b_.weights.size(), false);
     return {};
@@ -235,8 +240,8 @@ Status verify(const Graph& g) {
     for (const WeightDecl& p : g.prologue.weights) {
       if (e.name == p.name && !(e == p))
         return bad_input("block 'epilogue': weight {} is declared differently in the prologue", e.name);
-      const bool scales = (p.format == WeightFormat::kW8A8 && e.name == p.name + "_scale") ||
-                          (e.format == WeightFormat::kW8A8 && p.name == e.name + "_scale");
+      const bool scales = (is_quantized(p) && e.name == p.name + "_scale") ||
+                          (is_quantized(e) && p.name == e.name + "_scale");
       if (scales) return bad_input("block 'epilogue': weight {}: the names clash with those of the scales", e.name);
     }
   return {};

@@ -118,6 +118,18 @@ TEST(Verify, Weights) {
               HasSubstr("a float weight is F32, BF16 or F16, not I32"));
   EXPECT_THAT(error_of(broken([](Graph& g) { g.blocks[0].weights[1].format = WeightFormat::kW8A8; })),
               HasSubstr("w8a8 is stored as I8, not BF16"));
+  EXPECT_THAT(error_of(broken([](Graph& g) { g.blocks[0].weights[1].format = WeightFormat::kW4A8; })),
+              HasSubstr("w4a8 is stored as U8, not BF16"));
+  EXPECT_THAT(error_of(broken([](Graph& g) {
+                WeightDecl& d = g.blocks[0].weights[1];
+                d.format = WeightFormat::kW4A8;
+                d.dtype = DType::kU8;
+                d.group = 48;
+              })),
+              HasSubstr("a group is 32, 64 or 128, not 48"));
+  EXPECT_THAT(error_of(broken([](Graph& g) { g.blocks[0].weights[1].group = 32; })), HasSubstr("only w4a8 has groups"));
+  EXPECT_THAT(error_in("weight n : w4a8_g32 [8] norm y = rms_norm x, weight=n : f32[T, 8] output y"),
+              HasSubstr("w4a8_g32 is for matrices"));
   EXPECT_THAT(error_in("weight n : w8a8 [8] norm y = rms_norm x, weight=n : f32[T, 8] output y"),
               HasSubstr("w8a8 is for matrices"));
   EXPECT_THAT(error_in("weight w : w8a8 [8, 8] dense weight w_scale : f32 [8] norm xq = quantize x : q8[T, 8] y = "
@@ -192,6 +204,11 @@ TEST(Infer, RefusesWhatDoesNotFit) {
       {"q = quantize x : q8[T, 8] y = quantize q : q8[T, 8]", "input 'q' has to be float, it is int8"},
       {"weight w : w8a8 [8, 8] dense y = linear x, weight=w : f32[T, 8]",
        "weight w is w8a8, but input 'x' is float: quantize it first"},
+      {"weight w : w4a8_g128 [8, 8] dense y = linear x, weight=w : f32[T, 8]",
+       "weight w is w4a8_g128, but input 'x' is float: quantize it first"},
+      {"weight w : w4a8_g32 [4, 8] dense weight v : w4a8_g64 [4, 8] dense q = quantize x : q8[T, 8] "
+       "y = linear q, weight=[w, v] : f32[T, 8]",
+       "stacked weights w and v differ in format"},
       {"weight w : bf16 [8, 8] dense q = quantize x : q8[T, 8] y = linear q, weight=w : f32[T, 8]",
        "weight w is float, but input 'q' is int8"},
       {"weight w : bf16 [8, 9] dense y = linear x, weight=w : f32[T, 8]", "takes 9 columns, input 'x' has 8"},

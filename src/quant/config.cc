@@ -6,11 +6,12 @@
 #include <regex>
 
 #include "base/json.h"
+#include "tensor/int4.h"
 
 namespace mi::quant {
 namespace {
 
-const std::vector<std::string> kKeys = {"weight_bits",         "activation_bits",    "weight_scheme", "activation_scheme", "calibration_data",
+const std::vector<std::string> kKeys = {"weight_bits",         "activation_bits",    "weight_scheme", "group_size", "activation_scheme", "calibration_data",
                                         "calibration_samples", "calibration_length", "smooth_quant",  "sensitive_layers"};
 
 Status refuse_unknown(const YAML::Node& map, const std::vector<std::string>& known, const std::string& what) {
@@ -45,14 +46,19 @@ Result<QuantConfig> parse(const YAML::Node& root, const std::string& what) {
   MI_TRY_VOID(refuse_unknown(q, kKeys, what));
 
   QuantConfig c;
-  MI_TRY(const int64_t weight_bits, get<int64_t>(q, "weight_bits", 8, what, "an integer"));
+  MI_TRY(c.weight_bits, get<int64_t>(q, "weight_bits", 8, what, "an integer"));
   MI_TRY(const int64_t activation_bits, get<int64_t>(q, "activation_bits", 8, what, "an integer"));
-  MI_TRY_VOID(require(weight_bits == 8, what, "weight_bits", "8"));
+  MI_TRY_VOID(require(c.weight_bits == 8 || c.weight_bits == 4, what, "weight_bits", "8 or 4"));
   MI_TRY_VOID(require(activation_bits == 8, what, "activation_bits", "8"));
 
-  MI_TRY(const std::string ws, get<std::string>(q, "weight_scheme", "per_channel", what, "per_channel or per_tensor"));
-  MI_TRY_VOID(require(ws == "per_channel" || ws == "per_tensor", what, "weight_scheme", "per_channel or per_tensor, not '" + ws + "'"));
-  c.weights = ws == "per_tensor" ? WeightScheme::kPerTensor : WeightScheme::kPerChannel;
+  const bool int4 = c.weight_bits == 4;
+  const std::string schemes = int4 ? "per_group with weight_bits 4" : "per_channel or per_tensor with weight_bits 8";
+  MI_TRY(const std::string ws, get<std::string>(q, "weight_scheme", int4 ? "per_group" : "per_channel", what, schemes.c_str()));
+  MI_TRY_VOID(require(int4 ? ws == "per_group" : ws == "per_channel" || ws == "per_tensor", what, "weight_scheme", schemes + ", not '" + ws + "'"));
+  c.weights = int4 ? WeightScheme::kPerGroup : ws == "per_tensor" ? WeightScheme::kPerTensor : WeightScheme::kPerChannel;
+  if (!int4 && q["group_size"]) return bad_input("{}: group_size goes with weight_bits 4; with 8 a scale is per_channel or per_tensor", what);
+  MI_TRY(c.group_size, get<int64_t>(q, "group_size", c.group_size, what, "32, 64 or 128"));
+  MI_TRY_VOID(require(int4_group_ok(c.group_size), what, "group_size", "32, 64 or 128"));
   MI_TRY(const std::string as, get<std::string>(q, "activation_scheme", "per_token", what, "per_token or per_tensor"));
   MI_TRY_VOID(require(as == "per_token" || as == "per_tensor", what, "activation_scheme", "per_token or per_tensor, not '" + as + "'"));
   c.activations = as == "per_tensor" ? ActivationScheme::kPerTensor : ActivationScheme::kPerToken;

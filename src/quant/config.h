@@ -3,9 +3,10 @@
 // refused with the nearest known one.
 //
 //   quant:
-//     weight_bits: 8                 # 8
+//     weight_bits: 8                 # 8 (W8A8) | 4 (W4A8)
 //     activation_bits: 8             # 8
-//     weight_scheme: per_channel     # per_channel | per_tensor
+//     weight_scheme: per_channel     # per_channel | per_tensor with 8 bits; per_group with 4 bits
+//     group_size: 128                # 32 | 64 | 128, with 4 bits only: consecutive inputs that share a scale
 //     activation_scheme: per_token   # per_token (scale at run time) | per_tensor (one scale from calibration)
 //     calibration_data: file.jsonl   # text, jsonl with "text", "messages" or "ids"; relative to the YAML. Default: built in
 //     calibration_samples: 512
@@ -24,11 +25,13 @@
 
 namespace mi::quant {
 
-enum class WeightScheme : uint8_t { kPerChannel, kPerTensor };
+enum class WeightScheme : uint8_t { kPerChannel, kPerTensor, kPerGroup };
 enum class ActivationScheme : uint8_t { kPerToken, kPerTensor };
 
 struct QuantConfig {
-  WeightScheme weights = WeightScheme::kPerChannel;
+  int64_t weight_bits = 8;
+  WeightScheme weights = WeightScheme::kPerChannel;     // kPerGroup exactly with 4 bits
+  int64_t group_size = 128;
   ActivationScheme activations = ActivationScheme::kPerToken;
   std::string calibration_data;       // absolute or relative to the working directory once parsed; "": built in
   int64_t calibration_samples = 512;

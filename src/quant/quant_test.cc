@@ -6,8 +6,11 @@
 #include "quant/calibration_data.h"
 #include "quant/compare.h"
 #include "quant/config.h"
+#include "base/util.h"
+#include "quant/int4.h"
 #include "quant/int8.h"
 #include "quant/smooth.h"
+#include "tensor/dtype.h"
 
 namespace mi::quant {
 namespace {
@@ -40,10 +43,21 @@ quant:
   EXPECT_TRUE(parse_quant_config("quant: {}", "q").value().smooth);
 }
 
+TEST(QuantConfigTest, FourBits) {
+  const auto c = parse_quant_config("quant: {weight_bits: 4}", "q").value();
+  EXPECT_EQ(c.weights, WeightScheme::kPerGroup);
+  EXPECT_EQ(c.group_size, 128);
+  EXPECT_EQ(parse_quant_config("quant: {weight_bits: 4, weight_scheme: per_group, group_size: 32}", "q")->group_size, 32);
+}
+
 TEST(QuantConfigTest, RefusesByName) {
   EXPECT_THAT(refusal("quant: {smooth_quant: {alhpa: 1}}"), HasSubstr("did you mean 'alpha'"));
   EXPECT_THAT(refusal("quant: {wieght_bits: 8}"), HasSubstr("did you mean 'weight_bits'"));
-  EXPECT_THAT(refusal("quant: {weight_bits: 4}"), HasSubstr("weight_bits must be 8"));
+  EXPECT_THAT(refusal("quant: {weight_bits: 5}"), HasSubstr("weight_bits must be 8 or 4"));
+  EXPECT_THAT(refusal("quant: {weight_bits: 4, weight_scheme: per_channel}"), HasSubstr("per_group with weight_bits 4"));
+  EXPECT_THAT(refusal("quant: {weight_scheme: per_group}"), HasSubstr("per_channel or per_tensor with weight_bits 8"));
+  EXPECT_THAT(refusal("quant: {weight_bits: 4, group_size: 48}"), HasSubstr("group_size must be 32, 64 or 128"));
+  EXPECT_THAT(refusal("quant: {group_size: 64}"), HasSubstr("group_size goes with weight_bits 4"));
   EXPECT_THAT(refusal("quant: {weight_bits: eight}"), HasSubstr("expected an integer"));
   EXPECT_THAT(refusal("quant: {smooth_quant: {alpha: 1.5}}"), HasSubstr("between 0 and 1"));
   EXPECT_THAT(refusal("quant: {weight_scheme: per_row}"), HasSubstr("per_channel or per_tensor"));
@@ -85,6 +99,61 @@ TEST(Int8Test, RoundsByRow) {
   WeightError e;
   add_error(w, q, s, 3, 3, &e);
   EXPECT_LT(e.relative(), 0.01);
+}
+
+TEST(Int4Test, FindsTheGridThatTheNumbersAreOn) {
+  // Rows on a grid of -8..7 times a bfloat16 number: exact again, whatever the sign of the largest.
+  for (float step : {0.25f, -0.25f}) {
+    std::vector<float> w;
+    for (int i = 0; i < 2 * 64; ++i) w.push_back(float(i % 16 - 8) * step);
+    std::vector<int8_t> q(w.size());
+    std::vector<float> s(2 * 2);
+    quantize_rows_int4(w.data(), 2, 64, 32, q.data(), s.data());
+    WeightError e;
+    add_error_int4(w.data(), q.data(), s.data(), 2, 64, 32, &e);
+    EXPECT_EQ(e.err2, 0);
+    EXPECT_GT(e.ref2, 0);
+    EXPECT_EQ(s[0], step);
+  }
+}
+
+TEST(Int4Test, NoWorseThanPlainRounding) {
+  std::vector<float> w(size_t(64 * 300));
+  for (size_t i = 0; i < w.size(); ++i) w[i] = random_normal(3, i) * (i % 97 == 0 ? 4.0f : 1.0f);
+  std::vector<int8_t> q(w.size());
+  for (int64_t group : {32, 64, 128}) {
+    const int64_t groups = (300 + group - 1) / group;
+    std::vector<float> s(size_t(64 * groups));
+    quantize_rows_int4(w.data(), 64, 300, group, q.data(), s.data());
+    for (int8_t v : q) ASSERT_TRUE(v >= -8 && v <= 7);
+    for (float v : s) ASSERT_EQ(v, to_f32(to_bf16(v)));
+    WeightError e;
+    add_error_int4(w.data(), q.data(), s.data(), 64, 300, group, &e);
+    double plain = 0, ref = 0;         // steps of max|w| / 7, as without a search
+    for (int64_t r = 0; r < 64; ++r)
+      for (int64_t begin = 0; begin < 300; begin += group) {
+        const int64_t end = std::min<int64_t>(300, begin + group);
+        float top = 0;
+        for (int64_t i = begin; i < end; ++i) top = std::max(top, std::fabs(w[size_t(r * 300 + i)]));
+        for (int64_t i = begin; i < end; ++i) {
+          const double v = w[size_t(r * 300 + i)], d = std::nearbyint(v * 7 / top) * top / 7 - v;
+          plain += d * d;
+          ref += v * v;
+        }
+      }
+    EXPECT_LT(e.relative(), 0.9 * std::sqrt(plain / ref)) << group;
+  }
+}
+
+TEST(Int4Test, ZerosAndNumbersTooSmall) {
+  std::vector<float> w(32 * 3, 0.0f), s(3);
+  for (size_t i = 0; i < 32; ++i) w[32 + i] = 1e-42f, w[64 + i] = i == 5 ? 1.0f : 0.0f;
+  std::vector<int8_t> q(w.size(), 9);
+  quantize_rows_int4(w.data(), 1, 96, 32, q.data(), s.data());
+  EXPECT_EQ(s[0], 0.0f);
+  EXPECT_EQ(s[1], 0.0f);
+  for (size_t i = 0; i < 64; ++i) EXPECT_EQ(q[i], 0);
+  EXPECT_EQ(float(q[69]) * s[2], 1.0f);
 }
 
 TEST(SmoothTest, FactorsBalance) {

@@ -27,7 +27,7 @@ std::string module_of(const std::string& weight) {
   return weight.size() > kSuffix.size() && weight.ends_with(kSuffix) ? weight.substr(0, weight.size() - kSuffix.size()) : weight;
 }
 
-// Matrices that W8A8 applies to by default; router, index, shared gate, embedding, head and norms stay float.
+// Matrices that are quantized by default; router, index, shared gate, embedding, head and norms stay float.
 bool quantizable(const ir::WeightDecl& d) {
   if (d.shape.size() < 2) return false;
   switch (d.mark) {
@@ -48,11 +48,19 @@ std::vector<std::string> quantizable_modules(const ir::Graph& g) {
   return names;
 }
 
-bool already_quantized(const ir::Graph& g) {
+// The first quantized matrix.
+const ir::WeightDecl* already_quantized(const ir::Graph& g) {
   for (const ir::Block& b : g.blocks)
     for (const ir::WeightDecl& d : b.weights)
-      if (d.format == ir::WeightFormat::kW8A8) return true;
-  return false;
+      if (ir::is_quantized(d)) return &d;
+  return nullptr;
+}
+
+// What each matrix becomes, by module; a module that is not there stays float.
+using Formats = std::map<std::string, ir::QuantFormat>;
+
+ir::QuantFormat format_of(const QuantConfig& c) {
+  return c.weight_bits == 4 ? ir::QuantFormat{ir::WeightFormat::kW4A8, c.group_size} : ir::QuantFormat{ir::WeightFormat::kW8A8, 0};
 }
 
 struct LoadedEngine {
@@ -76,7 +84,7 @@ struct Smoothing {
   std::vector<std::vector<float>> scales;      // per site, [channels]
 };
 
-Result<Smoothing> plan_smoothing(const ir::MirDir& mir, const std::set<std::string>& chosen, const Observations& seen, double alpha,
+Result<Smoothing> plan_smoothing(const ir::MirDir& mir, const Formats& chosen, const Observations& seen, double alpha,
                                  hw::ThreadPool& pool, QuantizeReport* report) {
   Smoothing s;
   for (SmoothSite& site : smooth_sites(mir.graph, &report->notes)) {
@@ -97,7 +105,7 @@ Result<Smoothing> plan_smoothing(const ir::MirDir& mir, const std::set<std::stri
   return s;
 }
 
-// The declarations that smoothing touches become F32 unless they are rounded to int8: the factors are not exact in bf16.
+// The declarations that smoothing touches become F32 unless they are rounded: the factors are not exact in bf16.
 void widen_smoothed(ir::Graph& g, const Smoothing& s) {
   std::set<std::string> touched;
   for (const SmoothSite& site : s.sites) {
@@ -159,17 +167,19 @@ int64_t weights_bytes(const ir::Graph& g) {
 Result<QuantizeReport> quantize(const QuantizeOptions& o, hw::ThreadPool& pool) {
   QuantizeReport report;
   MI_TRY(const ir::MirDir mir, ir::MirDir::open(o.model));
-  if (already_quantized(mir.graph))
-    return bad_input("{}: this model is quantized already (W8A8 weights); build it as it is", o.model.string());
+  if (const ir::WeightDecl* d = already_quantized(mir.graph))
+    return bad_input("{}: this model is quantized already ({} is {}); build it as it is", o.model.string(), d->name, ir::format_text(*d));
   MI_TRY(OutputDir out, OutputDir::create(o.output, o.force));
 
   const std::vector<std::string> modules = quantizable_modules(mir.graph);
   if (modules.empty()) return bad_input("{}: nothing in this model can be quantized", o.model.string());
   MI_TRY(const Sensitive sensitive, Sensitive::compile(o.config.sensitive_layers, modules));
   report.sensitive = sensitive.counts();
-  std::set<std::string> chosen;
+  Formats chosen;
   for (const std::string& m : modules)
-    if (!sensitive.matches(m)) chosen.insert(m);
+    if (!sensitive.matches(m)) chosen.emplace(m, format_of(o.config));
+  report.weight_bits = o.config.weight_bits;
+  report.group_size = o.config.weight_bits == 4 ? o.config.group_size : 0;
   report.quantized_matrices = int64_t(chosen.size());
   report.float_matrices = int64_t(modules.size() - chosen.size());
 
@@ -196,14 +206,17 @@ Result<QuantizeReport> quantize(const QuantizeOptions& o, hw::ThreadPool& pool) 
   }
   report.smoothed_sites = int64_t(smoothing.sites.size());
   RewritePlan plan;
-  plan.weights = o.config.weights;
+  plan.int8_scheme = o.config.weights;
   for (size_t i = 0; i < smoothing.sites.size(); ++i) {
     const SmoothSite& site = smoothing.sites[i];
     plan.tensors[site.norm_weight] = {nullptr, &smoothing.scales[i], site.plus_one};
     for (const std::string& reader : site.readers) plan.tensors[reader].column_scale = &smoothing.scales[i];
   }
   ir::Graph g = mir.graph;
-  MI_TRY_VOID(ir::to_w8a8(g, [&](int32_t layer, const ir::WeightDecl& d) { return quantizable(d) && chosen.count(module_of(ir::full_name(d.name, layer))) != 0; }));
+  MI_TRY_VOID(ir::to_quantized(g, [&](int32_t layer, const ir::WeightDecl& d) {
+    const auto it = quantizable(d) ? chosen.find(module_of(ir::full_name(d.name, layer))) : chosen.end();
+    return it == chosen.end() ? ir::QuantFormat{} : it->second;
+  }));
   widen_smoothed(g, smoothing);
   if (o.config.activations == ActivationScheme::kPerTensor) MI_TRY_VOID(add_static_scales(g, seen, smoothing, &plan));
   MI_TRY_VOID(ir::verify(g));
@@ -216,7 +229,10 @@ Result<QuantizeReport> quantize(const QuantizeOptions& o, hw::ThreadPool& pool) 
   report.bytes_after = weights_bytes(g);
 
   Json provenance = mir.provenance;
-  provenance["quantize"] = {{"weight_scheme", o.config.weights == WeightScheme::kPerChannel ? "per_channel" : "per_tensor"},
+  provenance["quantize"] = {{"weight_bits", o.config.weight_bits},
+                            {"weight_scheme", o.config.weights == WeightScheme::kPerGroup     ? fmt::format("per_group of {}", o.config.group_size)
+                                              : o.config.weights == WeightScheme::kPerChannel ? "per_channel"
+                                                                                              : "per_tensor"},
                             {"activation_scheme", o.config.activations == ActivationScheme::kPerToken ? "per_token" : "per_tensor"},
                             {"smooth_quant", {{"enable", o.config.smooth}, {"alpha", o.config.smooth_alpha}}},
                             {"sensitive_layers", o.config.sensitive_layers},
@@ -241,7 +257,8 @@ std::string report_text(const QuantizeReport& r) {
   std::string s;
   s += fmt::format("calibration   {}: {} sequences, {} tokens\n", r.calibration_source, r.calibration_sequences, r.calibration_tokens);
   for (const Sensitive::Count& c : r.sensitive) s += fmt::format("kept in float '{}' matches {} matrices\n", c.pattern, c.matches);
-  s += fmt::format("matrices      {} int8 (W8A8), {} kept in float, {} norms smoothed\n", r.quantized_matrices, r.float_matrices, r.smoothed_sites);
+  const std::string format = r.weight_bits == 4 ? fmt::format("int4 (W4A8, groups of {})", r.group_size) : "int8 (W8A8)";
+  s += fmt::format("matrices      {} {}, {} kept in float, {} norms smoothed\n", r.quantized_matrices, format, r.float_matrices, r.smoothed_sites);
   s += fmt::format("weights       {} -> {}\n", human_bytes(double(r.bytes_before)), human_bytes(double(r.bytes_after)));
   for (const std::string& n : r.notes) s += fmt::format("note          {}\n", n);
   if (r.layers.empty()) return s;
@@ -256,6 +273,8 @@ std::string report_text(const QuantizeReport& r) {
 Json report_json(const QuantizeReport& r) {
   Json j;
   j["calibration"] = {{"source", r.calibration_source}, {"xxh3", r.calibration_hash}, {"sequences", r.calibration_sequences}, {"tokens", r.calibration_tokens}};
+  j["weight_bits"] = r.weight_bits;
+  if (r.weight_bits == 4) j["group_size"] = r.group_size;
   j["quantized_matrices"] = r.quantized_matrices;
   j["float_matrices"] = r.float_matrices;
   j["smoothed_sites"] = r.smoothed_sites;

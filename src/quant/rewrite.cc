@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "base/util.h"
+#include "tensor/int4.h"
 
 namespace mi::quant {
 namespace {
@@ -45,30 +46,58 @@ void store_row(const float* v, int64_t k, DType t, std::byte* out) {
   }
 }
 
-struct Int8Tensor {
-  std::vector<int8_t> q;
+// A matrix as it will be stored.
+struct RoundedTensor {
+  std::vector<uint8_t> q;      // int8, or rows of tensor/int4.h
   std::vector<float> scale;
 };
 
-Int8Tensor to_int8(const TensorView& w, const TensorPlan& plan, WeightScheme scheme, hw::ThreadPool& pool, WeightError* error) {
+RoundedTensor round_tensor(const TensorView& w, const ir::WeightDecl& d, const TensorPlan& plan, WeightScheme int8_scheme, hw::ThreadPool& pool,
+                           WeightError* error) {
   const auto [rows, k] = rows_of(w.shape);
+  const bool int4 = d.format == ir::WeightFormat::kW4A8;
+  const int64_t row_bytes = int4 ? int4_row_bytes(k) : k, row_scales = int4 ? int4_groups(k, d.group) : 1;
   // per_tensor: one scale per matrix, so a task is a whole matrix (of one expert).
-  const int64_t chunk = scheme == WeightScheme::kPerTensor ? w.shape[w.shape.size() - 2] : kRowsPerTask;
+  const int64_t chunk = !int4 && int8_scheme == WeightScheme::kPerTensor ? w.shape[w.shape.size() - 2] : kRowsPerTask;
   const int64_t tasks = (rows + chunk - 1) / chunk;
-  Int8Tensor t{std::vector<int8_t>(size_t(rows * k)), std::vector<float>(size_t(rows))};
+  RoundedTensor t{std::vector<uint8_t>(size_t(rows * row_bytes)), std::vector<float>(size_t(rows * row_scales))};
   std::vector<WeightError> errors(static_cast<size_t>(tasks));
   pool.run(tasks, [&](int64_t task, int) {
     const int64_t r0 = task * chunk, n = std::min(chunk, rows - r0);
     std::vector<float> block(size_t(n * k));
     for (int64_t r = 0; r < n; ++r) load_row(w, r0 + r, k, plan.column_scale, block.data() + r * k);
-    quantize_rows(block.data(), n, k, scheme, t.q.data() + r0 * k, t.scale.data() + r0);
-    add_error(block.data(), t.q.data() + r0 * k, t.scale.data() + r0, n, k, &errors[size_t(task)]);
+    uint8_t* q = t.q.data() + r0 * row_bytes;
+    float* scale = t.scale.data() + r0 * row_scales;
+    if (int4) {
+      std::vector<int8_t> wide(size_t(n * k));
+      quantize_rows_int4(block.data(), n, k, d.group, wide.data(), scale);
+      add_error_int4(block.data(), wide.data(), scale, n, k, d.group, &errors[size_t(task)]);
+      for (int64_t r = 0; r < n; ++r) int4_store_row(wide.data() + r * k, k, q + r * row_bytes);
+    } else {
+      int8_t* q8 = reinterpret_cast<int8_t*>(q);
+      quantize_rows(block.data(), n, k, int8_scheme, q8, scale);
+      add_error(block.data(), q8, scale, n, k, &errors[size_t(task)]);
+    }
   });
   for (const WeightError& e : errors) {
     error->err2 += e.err2;
     error->ref2 += e.ref2;
   }
   return t;
+}
+
+// Quantized declarations by full name.
+std::map<std::string, const ir::WeightDecl*> quantized_weights(const ir::Graph& g) {
+  std::map<std::string, const ir::WeightDecl*> found;
+  const auto add = [&](const ir::Block& b, int32_t layer) {
+    for (const ir::WeightDecl& d : b.weights)
+      if (ir::is_quantized(d)) found[ir::full_name(d.name, layer)] = &d;
+  };
+  add(g.prologue, -1);
+  for (const ir::Block& b : g.blocks)
+    for (int32_t layer : b.layers) add(b, layer);
+  add(g.epilogue, -1);
+  return found;
 }
 
 Status write_float(const TensorView& w, DType target, const TensorPlan& plan, ir::MirWriter& writer) {
@@ -122,7 +151,8 @@ Status rewrite_tensors(const ir::MirDir& source, const ir::Graph& g, const Rewri
   for (const auto& d : writer.order())
     if (source.has(d.name)) total += source.weight(d.name).bytes;
   Progress progress("quantize", total, true);
-  std::vector<float> pending_scale;      // of the int8 matrix written last
+  const auto quantized = quantized_weights(g);
+  std::vector<float> pending_scale;      // of the rounded matrix written last
   std::string pending_name;
   for (const auto& d : writer.order()) {
     if (const auto c = plan.constants.find(d.name); c != plan.constants.end()) {
@@ -138,8 +168,9 @@ Status rewrite_tensors(const ir::MirDir& source, const ir::Graph& g, const Rewri
     const TensorView w = source.weight(d.name);
     const auto p = plan.tensors.find(d.name);
     const TensorPlan tensor_plan = p == plan.tensors.end() ? TensorPlan{} : p->second;
-    if (d.dtype == DType::kI8 && w.dtype != DType::kI8) {
-      Int8Tensor t = to_int8(w, tensor_plan, plan.weights, pool, &(*errors)[layer_of(d.name)]);
+    const auto rounded = quantized.find(d.name);
+    if (rounded != quantized.end() && is_float(w.dtype)) {
+      RoundedTensor t = round_tensor(w, *rounded->second, tensor_plan, plan.int8_scheme, pool, &(*errors)[layer_of(d.name)]);
       MI_TRY_VOID(writer.write(std::as_bytes(std::span(t.q))));
       pending_scale = std::move(t.scale);
       pending_name = d.name;

@@ -8,6 +8,7 @@
 #include "hw/thread_pool.h"
 #include "ir/mir_dir.h"
 #include "quant/config.h"
+#include "quant/int4.h"
 #include "quant/int8.h"
 #include "quant/smooth.h"
 
@@ -22,11 +23,11 @@ struct TensorPlan {
 struct RewritePlan {
   std::map<std::string, TensorPlan> tensors;          // by full name; absent: copied or rounded as declared
   std::map<std::string, float> constants;             // "act.X.scale" tensors of one float
-  WeightScheme weights = WeightScheme::kPerChannel;
+  WeightScheme int8_scheme = WeightScheme::kPerChannel;   // W8A8; W4A8 has its group in the declaration
 };
 
-// Writes every tensor that `g` declares, from `source`, through `writer`. Memory: one expert matrix in float and one tensor
-// in int8. Adds each matrix's rounding error to *errors by layer.
+// Writes every tensor that `g` declares, from `source`, through `writer`: float matrices that `g` declares W8A8 or W4A8 are
+// rounded. Memory: a few rows in float and one tensor in int8. Adds each matrix's rounding error to *errors by layer.
 Status rewrite_tensors(const ir::MirDir& source, const ir::Graph& g, const RewritePlan& plan, ir::MirWriter& writer, hw::ThreadPool& pool,
                        std::map<int32_t, WeightError>* errors);
 

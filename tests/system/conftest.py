@@ -104,6 +104,9 @@ def mini_int8(mini_w8a8, work):
     return build(mini_w8a8, work / "mini-int8")
 
 
+RECIPE_INT4 = "quant: {weight_bits: 4, group_size: %d, smooth_quant: {enable: %s, alpha: %s}}\n"
+
+
 @pytest.fixture(scope="session")
 def mini_float(mini_mir, work):
     return build(mini_mir, work / "mini-float", "--precision", "fp32")

@@ -7,7 +7,7 @@
 //   y  = expert_linear hq, r, weight=down
 //   m  = expert_combine y, r
 //
-// quantize is there exactly when the down weights are int8; one with a stored scale (in_scale) stops the match. Every
+// quantize is there exactly when the down weights are quantized; one with a stored scale (in_scale) stops the match. Every
 // value between has to have no other reader, and all four nodes have to follow the same route.
 
 #include "ir/passes/rewrite.h"
@@ -44,7 +44,7 @@ bool step(Block& b) {
     const Node* up = absorbable_producer(b, u, act->in[1], Op::kExpertLinear);
     if (!gate || !up || gate->in != up->in || gate->in[1] != route || !is_expert(b, *gate) || !is_expert(b, *up))
       continue;
-    if (!same_precision(*single_weight(b, *gate, Role::kWeight), *single_weight(b, *up, Role::kWeight))) continue;
+    if (!same_format(*single_weight(b, *gate, Role::kWeight), *single_weight(b, *up, Role::kWeight))) continue;
     if (b.values[size_t(gate->in[0])].type.rows != Rows::kToken) continue;
 
     const auto& a = std::get<ActivationParams>(act->params);

@@ -32,8 +32,6 @@ const WeightDecl* single_weight(const Block& b, const Node& n, Role r) {
   return u && u->weights.size() == 1 ? &b.weights[size_t(u->weights[0])] : nullptr;
 }
 
-bool same_precision(const WeightDecl& a, const WeightDecl& b) { return a.format == b.format && a.dtype == b.dtype; }
-
 bool stackable(const Block& b, const Node& n) {
   return n.op == Op::kLinear && n.in.size() == 1 && single_weight(b, n, Role::kWeight) &&
          std::get<LinearParams>(n.params).out_scale == 1;
@@ -41,10 +39,10 @@ bool stackable(const Block& b, const Node& n) {
 
 bool stack_together(const Block& b, const Node& a, const Node& c) {
   if (!stackable(b, a) || !stackable(b, c) || a.in[0] != c.in[0]) return false;
-  if (!same_precision(*single_weight(b, a, Role::kWeight), *single_weight(b, c, Role::kWeight))) return false;
+  if (!same_format(*single_weight(b, a, Role::kWeight), *single_weight(b, c, Role::kWeight))) return false;
   const WeightDecl *bias_a = single_weight(b, a, Role::kBias), *bias_c = single_weight(b, c, Role::kBias);
   if (!bias_a || !bias_c) return !bias_a && !bias_c;
-  return same_precision(*bias_a, *bias_c);
+  return same_format(*bias_a, *bias_c);
 }
 
 }  // namespace mi::ir

@@ -32,12 +32,9 @@ const WeightUse* find_use(const Node& n, Role r);
 // The only weight of a role; nullptr when the role is absent or names several.
 const WeightDecl* single_weight(const Block& b, const Node& n, Role r);
 
-// Equal numbers side by side: same element type, format and, where given, biases of one type (or none in both).
-bool same_precision(const WeightDecl& a, const WeightDecl& b);
-
 // A linear that can be stacked with another: one matrix, no residual, no out_scale.
 bool stackable(const Block& b, const Node& n);
-// stackable() both, reading the same value, of the same precision, biases in both or in neither.
+// stackable() both, reading the same value, of the same format, biases in both or in neither.
 bool stack_together(const Block& b, const Node& a, const Node& c);
 
 // ---- the passes, each in the file of its name

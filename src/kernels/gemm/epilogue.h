@@ -25,7 +25,12 @@ static inline float gemm_x_scale(const GemmArgs& a, const int8_t* row) {
   return s;
 }
 
-// v: the sums (float weights) or scaled sums (int8) of row i, columns tile * 16 ..
+// int4: the scales of 16 columns, at = tile * groups + group.
+static inline V16 gemm_i4_scale(const GemmArgs& a, int64_t at) {
+  return a.w_scale_bf16 ? v_load_bf16(a.w_scale_bf16 + at * 16) : v_load(a.w_scale + at * 16);
+}
+
+// v: the sums (float weights) or scaled sums (int8, int4) of row i, columns tile * 16 ..
 static inline void gemm_finish(const GemmArgs& a, int64_t i, int64_t tile, V16 v) {
   const int64_t col = tile * 16, row = gemm_y_row(a, i);
   const int64_t cols = a.n - col < 16 ? a.n - col : 16;

@@ -6,6 +6,7 @@
 
 #include "base/check.h"
 #include "kernels/rows.h"
+#include "tensor/int4.h"
 
 namespace mi::kernels {
 namespace {
@@ -15,6 +16,9 @@ void check_args(const GemmKernel& kernel, const GemmArgs& a) {
   MI_DCHECK(a.k > 0 && a.k <= kMaxK && a.n > 0, "{}: n {} k {}", kernel.name, a.n, a.k);
   MI_DCHECK(kernel.format != GemmFormat::kI8 || (a.w_scale && a.w_colsum && a.x_scale_offset > 0),
             "{}: int8 needs scales", kernel.name);
+  MI_DCHECK(kernel.format != GemmFormat::kI4 ||
+                ((a.w_scale || a.w_scale_bf16) && int4_group_ok(a.group) && a.x_scale_offset > 0),
+            "{}: int4 needs scales and a group of 32, 64 or 128, not {}", kernel.name, a.group);
   MI_DCHECK(uintptr_t(a.w) % 64 == 0, "{}: weights not aligned", kernel.name);
 }
 
@@ -50,7 +54,7 @@ void gemm_run(const GemmKernel& kernel, const GemmArgs& a, hw::ThreadPool& pool)
   const int64_t tiles = pad_n(a.n) / kNTile;
   // Column blocks small enough that their weights (block * 16 * k elements) stay in the L2 cache while all row blocks
   // pass, and enough of them for every thread to get several; multiples of 4 tiles, what a kernel computes at once.
-  const int64_t tile_bytes = kNTile * pad_k(a.k) * gemm_element_bytes(kernel.format);
+  const int64_t tile_bytes = gemm_tile_bytes(kernel.format, a.k);
   const int64_t row_blocks = (a.m + kMaxRangeRows - 1) / kMaxRangeRows;
   int64_t block = std::max<int64_t>(1, (int64_t(512) << 10) / tile_bytes);
   block = std::min(block, tiles / std::max<int64_t>(1, pool.threads() * 4 / row_blocks));

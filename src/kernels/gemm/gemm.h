@@ -25,9 +25,18 @@ std::span<const GemmKernel> gemm_kernels();  // best first within a format, the 
 const GemmKernel& select_gemm(GemmFormat format, const hw::CpuFeatures& cpu = hw::cpu());
 const GemmKernel& reference_gemm(GemmFormat format);
 
-constexpr int64_t gemm_element_bytes(GemmFormat f) { return f == GemmFormat::kI8 ? 1 : f == GemmFormat::kBF16 ? 2 : 4; }
-const char* gemm_format_name(GemmFormat f);  // "int8", "bf16", "f32"
-constexpr int64_t gemm_scratch_bytes(int64_t k) { return kMaxRangeRows * pad_k(k) + 4096; }
+// Bytes of 16 packed columns, without scales.
+constexpr int64_t gemm_tile_bytes(GemmFormat f, int64_t k) {
+  const int64_t elements = kNTile * pad_k(k);
+  return f == GemmFormat::kI4     ? elements / 2
+         : f == GemmFormat::kI8   ? elements
+         : f == GemmFormat::kBF16 ? 2 * elements
+                                  : 4 * elements;
+}
+constexpr bool gemm_takes_q8(GemmFormat f) { return f == GemmFormat::kI8 || f == GemmFormat::kI4; }  // else float rows
+const char* gemm_format_name(GemmFormat f);  // "int8", "bf16", "f32", "int4"
+// int8: the rows, shifted. int4: sums of the rows' groups, one group of a few unpacked tiles, and floats of as many columns.
+constexpr int64_t gemm_scratch_bytes(int64_t k) { return kMaxRangeRows * pad_k(k) + (48 << 10); }
 // The calling thread's scratch of at least `bytes`; kept and only ever grown, so steady work allocates nothing.
 void* thread_scratch(int64_t bytes);
 

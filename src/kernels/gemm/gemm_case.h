@@ -10,6 +10,7 @@
 #include "kernels/gemm/gemm.h"
 #include "kernels/quantize/quantize.h"
 #include "tensor/dtype.h"
+#include "tensor/int4.h"
 
 namespace mi::kernels {
 
@@ -42,15 +43,21 @@ class AlignedBytes {
 struct PackedMatrix {
   GemmFormat format;
   int64_t n, k, bytes;  // bytes of the packed elements
-  AlignedBytes packed, scale, colsum;
-  std::vector<int8_t> i8;
+  AlignedBytes packed, scale, scale_bf16, colsum;
+  int64_t group = 0;         // int4
+  std::vector<int8_t> i8;    // int8 and int4
   std::vector<float> f32;  // as widened, for the float formats
 
   PackedMatrix(GemmFormat f, int64_t rows, int64_t cols, std::mt19937& rng, int extreme = 0)
       : format(f), n(rows), k(cols) {
-    bytes = pad_n(n) * pad_k(k) * gemm_element_bytes(f);
+    bytes = pad_n(n) / kNTile * gemm_tile_bytes(f, k);
     packed = AlignedBytes(bytes);
     std::normal_distribution<float> normal;
+    if (f == GemmFormat::kI4) {
+      const int64_t size = int64_t(32) << rng() % 3;
+      int4(rng, extreme, size, rng() % 2 == 0);
+      return;
+    }
     if (f == GemmFormat::kI8) {
       i8.resize(size_t(n * k));
       for (auto& v : i8) v = extreme != 0 ? int8_t(extreme) : int8_t(int(rng() % 256) - 128);
@@ -74,6 +81,37 @@ struct PackedMatrix {
     }
     pack_bf16(half.data(), n, k, packed.as<uint16_t>(), 0);
   }
+
+  // Scales are bfloat16 numbers, stored as such or as floats.
+  void int4(std::mt19937& rng, int extreme, int64_t group_size, bool bf16) {
+    group = group_size;
+    i8.resize(size_t(n * k));
+    for (auto& v : i8) v = extreme != 0 ? int8_t(extreme) : int8_t(int(rng() % 16) - 8);
+    const int64_t groups = int4_groups(k, group), row = int4_row_bytes(k);
+    std::vector<uint8_t> rows(size_t(n * row));
+    for (int64_t i = 0; i < n; ++i) int4_store_row(&i8[size_t(i * k)], k, &rows[size_t(i * row)]);
+    pack_i4(rows.data(), n, k, packed.as<uint8_t>(), 0);
+    std::vector<float> s(size_t(n * groups));
+    for (float& v : s) v = to_f32(to_bf16(0.01f * (float(rng() % 1000) / 500 - 1)));
+    scale = AlignedBytes(pad_n(n) * groups * 4);
+    pack_scales_i4(s.data(), n, groups, scale.as<float>(), 0);
+    scale_bf16 = AlignedBytes(bf16 ? scale.size() / 2 : 0);
+    for (int64_t i = 0; bf16 && i < scale.size() / 4; ++i)
+      scale_bf16.as<uint16_t>()[i] = to_bf16(scale.as<float>()[i]).bits;
+  }
+  float int4_scale(int64_t row, int64_t g) const {
+    return scale.as<float>()[packed_scale_index(row, g, int4_groups(k, group))];
+  }
+  // What the matrix is to a product.
+  void fill(GemmArgs* a) const {
+    a->w = packed.as<char>();
+    a->w_scale = scale.as<float>();
+    a->w_colsum = colsum.as<int32_t>();
+    a->group = group;
+    if (scale_bf16.size() == 0) return;
+    a->w_scale_bf16 = scale_bf16.as<uint16_t>();
+    a->w_scale = nullptr;
+  }
 };
 
 // Rows of x for products with weights of format f.
@@ -83,14 +121,15 @@ struct InputRows {
 
   InputRows(GemmFormat f, int64_t rows, int64_t k, std::mt19937& rng, int extreme = 0) {
     std::normal_distribution<float> normal;
-    if (f == GemmFormat::kI8) {
+    if (gemm_takes_q8(f)) {
       stride = q8_row_bytes(k);
       scale_offset = q8_scale_offset(k);
       data = AlignedBytes(rows * stride);
       for (int64_t i = 0; i < rows; ++i) {
         int8_t* row = data.as<int8_t>(i * stride);
         for (int64_t j = 0; j < scale_offset; ++j) {
-          row[j] = int8_t(int(rng() % 255) - 127);  // padding too: its values must not matter
+          row[j] = int8_t(int(rng() % 255) - 127);
+          if (j >= k && rng() % 2 == 0) row[j] = -128;  // padding: its values must not matter
           if (extreme != 0 && j < k) row[j] = int8_t(extreme);
         }
         *data.as<float>(i * stride + scale_offset) = 0.01f * (1 + float(rng() % 1000) / 1000);
@@ -137,9 +176,7 @@ struct GemmCase {
     a.x = x.data.as<char>();
     a.x_stride = x.stride;
     a.x_scale_offset = x.scale_offset;
-    a.w = w.packed.as<char>();
-    a.w_scale = w.scale.as<float>();
-    a.w_colsum = w.colsum.as<int32_t>();
+    w.fill(&a);
     a.y = y;
     a.y_stride = n * 4;
     if (extras) {

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 
 #include "kernels/gemm/amx_emulation.h"
@@ -20,13 +21,14 @@ class GemmKernelTest : public testing::TestWithParam<GemmKernel> {
   const GemmKernel kernel_ = GetParam();
 };
 class Int8KernelTest : public GemmKernelTest {};
+class Int4KernelTest : public GemmKernelTest {};
 class FloatKernelTest : public GemmKernelTest {};
 
-std::vector<GemmKernel> kernels_of(bool int8, bool floats) {
+std::vector<GemmKernel> kernels_of(std::initializer_list<GemmFormat> formats) {
   std::vector<GemmKernel> found;
   for (const GemmKernel& k : gemm_kernels())
-    if (k.format == GemmFormat::kI8 ? int8 : floats) found.push_back(k);
-  if (!int8) return found;
+    if (std::find(formats.begin(), formats.end(), k.format) != formats.end()) found.push_back(k);
+  if (std::find(formats.begin(), formats.end(), GemmFormat::kI8) == formats.end()) return found;
   // AMX where there is none: its loops anywhere, its compiled code where everything else in it runs.
   found.push_back({"gemm_i8_amx_emulated", GemmFormat::kI8, "", [](const hw::CpuFeatures&) { return true; },
                    gemm_i8_amx_emulated});
@@ -36,10 +38,12 @@ std::vector<GemmKernel> kernels_of(bool int8, bool floats) {
 #endif
   return found;
 }
+constexpr GemmFormat kI8 = GemmFormat::kI8, kI4 = GemmFormat::kI4, kBF16 = GemmFormat::kBF16, kF32 = GemmFormat::kF32;
 std::string kernel_name(const testing::TestParamInfo<GemmKernel>& info) { return info.param.name; }
-INSTANTIATE_TEST_SUITE_P(Register, GemmKernelTest, testing::ValuesIn(kernels_of(true, true)), kernel_name);
-INSTANTIATE_TEST_SUITE_P(Register, Int8KernelTest, testing::ValuesIn(kernels_of(true, false)), kernel_name);
-INSTANTIATE_TEST_SUITE_P(Register, FloatKernelTest, testing::ValuesIn(kernels_of(false, true)), kernel_name);
+INSTANTIATE_TEST_SUITE_P(Register, GemmKernelTest, testing::ValuesIn(gemm_kernels()), kernel_name);
+INSTANTIATE_TEST_SUITE_P(Register, Int8KernelTest, testing::ValuesIn(kernels_of({kI8})), kernel_name);
+INSTANTIATE_TEST_SUITE_P(Register, Int4KernelTest, testing::ValuesIn(kernels_of({kI4})), kernel_name);
+INSTANTIATE_TEST_SUITE_P(Register, FloatKernelTest, testing::ValuesIn(kernels_of({kBF16, kF32})), kernel_name);
 
 TEST_P(GemmKernelTest, EqualsTheReferenceBitForBit) {
   for (int64_t m : {1, 2, 3, 4, 5, 7, 8, 13, 33, 129})
@@ -71,6 +75,44 @@ TEST_P(Int8KernelTest, ExactAtTheEdgesOfInt8) {
 TEST_P(Int8KernelTest, ExactAtTheLargestDepth) {
   const GemmCase c(kernel().format, 2, 16, kMaxK, 3, -127, -128);  // u8 sums leave int32 on the way
   EXPECT_TRUE(same_bits(c.run(kernel()), c.run(reference_gemm(kernel().format))));
+}
+
+// Every group size with every way a last group can end, few and many rows.
+TEST_P(Int4KernelTest, EqualsTheReferenceForEveryGroupAndRemainder) {
+  for (int64_t m : {1, 2, 3, 4, 6, 13})
+    for (int64_t group : {32, 64, 128})
+      for (int64_t k : {1, 31, 32, 33, 64, 100, 128, 129, 160, 192, 250, 256, 300, 768})
+        for (bool bf16 : {true, false}) {
+          GemmCase c(kI4, m, 70, k, unsigned(m + group + k));
+          c.w.int4(c.rng, 0, group, bf16);
+          ASSERT_TRUE(same_bits(c.run(kernel()), c.run(reference_gemm(kI4))))
+              << m << " rows, group " << group << ", k " << k << (bf16 ? ", bf16" : ", float") << " scales";
+        }
+}
+
+TEST_P(Int4KernelTest, ExactAtTheEdgesOfInt4) {
+  for (int x : {-127, 127})
+    for (int w : {-8, 7})
+      for (int64_t m : {1, 2, 4, 9})
+        for (int64_t group : {32, 64, 128}) {
+          GemmCase c(kI4, m, 40, 500, 3, x, w);
+          c.w.int4(c.rng, w, group, false);
+          const std::vector<float> y = c.run(kernel(), false);
+          for (int64_t i = 0; i < m; ++i)
+            for (int64_t j = 0; j < c.n; ++j) {
+              float t = 0;
+              for (int64_t g = 0; g * group < c.k; ++g)
+                t = std::fma(float(x * w * std::min(group, c.k - g * group)), c.w.int4_scale(j, g), t);
+              ASSERT_EQ(y[size_t(i * c.n + j)], t * *c.x.data.as<float>(i * c.x.stride + c.x.scale_offset));
+            }
+        }
+}
+
+TEST_P(Int4KernelTest, RunsAtTheLargestDepth) {
+  for (int64_t m : {2, 7}) {
+    const GemmCase c(kI4, m, 20, kMaxK, 3, -127, -8);
+    EXPECT_TRUE(same_bits(c.run(kernel()), c.run(reference_gemm(kI4))));
+  }
 }
 
 TEST_P(GemmKernelTest, ARowDoesNotDependOnTheBatch) {
@@ -165,10 +207,32 @@ TEST(Gemm, Int8FormulaStepByStep) {
     }
 }
 
+TEST(Gemm, Int4FormulaStepByStep) {
+  for (unsigned seed : {1, 2, 3, 4, 5, 6}) {  // all groups, scales of both kinds
+    const GemmCase c(kI4, 3, 20, 300, seed);
+    const std::vector<float> y = c.run(reference_gemm(kI4));
+    for (int64_t i = 0; i < c.m; ++i)
+      for (int64_t j = 0; j < c.n; ++j) {
+        volatile float t = 0;
+        for (int64_t g = 0; g * c.w.group < c.k; ++g) {
+          int64_t acc = 0;
+          for (int64_t d = g * c.w.group; d < std::min(c.k, (g + 1) * c.w.group); ++d)
+            acc += int64_t(c.x.data.as<int8_t>(i * c.x.stride)[d]) * c.w.i8[size_t(j * c.k + d)];
+          t = std::fma(float(acc), c.w.int4_scale(j, g), t);
+        }
+        const volatile float scaled = t * *c.x.data.as<float>(i * c.x.stride + c.x.scale_offset);
+        const volatile float biased = scaled + c.bias.as<float>()[j];
+        const volatile float outer = biased * 0.7f;
+        EXPECT_EQ(y[size_t(i * c.n + j)], outer + c.residual.as<float>()[i * c.n + j]);
+      }
+  }
+}
+
 TEST(Gemm, SelectionByFeatures) {
   using F = hw::CpuFeatures;
   const auto pick = [](GemmFormat f, const F& cpu) { return std::string(select_gemm(f, cpu).name); };
   EXPECT_EQ(pick(GemmFormat::kI8, F{}), "gemm_i8_scalar");
+  EXPECT_EQ(pick(GemmFormat::kI4, F{}), "gemm_i4_scalar");
   EXPECT_EQ(pick(GemmFormat::kBF16, F{}), "gemm_bf16_scalar");
   EXPECT_EQ(pick(GemmFormat::kF32, F{}), "gemm_f32_scalar");
 #if !defined(MI_SCALAR_ONLY)
@@ -179,6 +243,9 @@ TEST(Gemm, SelectionByFeatures) {
   EXPECT_EQ(pick(GemmFormat::kI8, F{.avx2 = true, .avx512 = true, .avx512_vnni = true, .amx_int8 = true}),
             "gemm_i8_amx");
   EXPECT_EQ(pick(GemmFormat::kI8, F{.avx2 = true, .avx512 = true, .amx_int8 = true}), "gemm_i8_avx2");
+  EXPECT_EQ(pick(GemmFormat::kI4, F{.avx2 = true}), "gemm_i4_avx2");
+  EXPECT_EQ(pick(GemmFormat::kI4, F{.avx2 = true, .avx_vnni = true}), "gemm_i4_avxvnni");
+  EXPECT_EQ(pick(GemmFormat::kI4, F{.avx2 = true, .avx512 = true, .avx512_vnni = true}), "gemm_i4_avx512vnni");
   EXPECT_EQ(pick(GemmFormat::kF32, F{.avx2 = true}), "gemm_f32_avx2");
   EXPECT_EQ(pick(GemmFormat::kF32, F{.avx2 = true, .avx512 = true}), "gemm_f32_avx512");
   EXPECT_EQ(pick(GemmFormat::kBF16, F{.avx2 = true, .avx512 = true}), "gemm_bf16_avx512");
@@ -210,6 +277,45 @@ void check_pack(void (*pack)(const T*, int64_t, int64_t, T*, int64_t), void (*un
 TEST(Pack, EveryElementAndThePaddingInt8) { check_pack<int8_t>(pack_i8, unpack_i8); }
 TEST(Pack, EveryElementAndThePaddingBf16) { check_pack<uint16_t>(pack_bf16, unpack_bf16); }
 TEST(Pack, EveryElementAndThePaddingF32) { check_pack<float>(pack_f32, unpack_f32); }
+
+TEST(Pack, EveryElementAndThePaddingInt4) {
+  std::mt19937 rng(5);
+  for (int64_t k : {1, 3, 8, 63, 64, 65, 700, 4100}) {
+    const int64_t parts[] = {20, 7, 16, 2}, n = 45, k_pad = pad_k(k), row_bytes = int4_row_bytes(k);
+    std::vector<int8_t> w(size_t(n * k)), back(w.size());
+    for (auto& v : w) v = int8_t(int(rng() % 16) - 8);
+    std::vector<uint8_t> rows(size_t(n * row_bytes)), packed(size_t(pad_n(n) * k_pad / 2), 77);
+    for (int64_t r = 0; r < n; ++r) {
+      int4_store_row(&w[size_t(r * k)], k, &rows[size_t(r * row_bytes)]);
+      for (int64_t i = 0; i < k; ++i) ASSERT_EQ(int4_at(&rows[size_t(r * row_bytes)], i), w[size_t(r * k + i)]);
+    }
+    int64_t row = 0;
+    for (int64_t p : parts) {
+      pack_i4(&rows[size_t(row * row_bytes)], p, k, packed.data(), row);
+      row += p;
+    }
+    ASSERT_EQ(row, n);
+    for (int64_t r = 0; r < pad_n(n); ++r)
+      for (int64_t i = 0; i < k_pad; ++i) {
+        const int q = packed[size_t(packed_i4_byte(r, i, k_pad))] >> (i % 8 < 4 ? 0 : 4) & 15;
+        ASSERT_EQ(q - 8, r < n && i < k ? w[size_t(r * k + i)] : 0) << r << ", " << i;
+      }
+    unpack_i4(packed.data(), n, k, back.data());
+    EXPECT_EQ(back, w);
+  }
+}
+
+TEST(Pack, ScalesOfGroups) {
+  const int64_t n = 20, groups = 3;
+  std::vector<float> s(size_t(n * groups)), packed(size_t(pad_n(n) * groups), -1.0f);
+  for (size_t i = 0; i < s.size(); ++i) s[i] = float(i);
+  pack_scales_i4(s.data(), 7, groups, packed.data(), 0);
+  pack_scales_i4(&s[7 * 3], 13, groups, packed.data(), 7);
+  for (int64_t t = 0; t < 2; ++t)
+    for (int64_t g = 0; g < groups; ++g)
+      for (int64_t c = 0; c < 16; ++c)
+        EXPECT_EQ(packed[size_t((t * groups + g) * 16 + c)], t * 16 + c < n ? float((t * 16 + c) * groups + g) : -1.0f);
+}
 
 TEST(Pack, PartialLastTileIsZeroed) {
   std::vector<int8_t> w(5 * 3, 9), packed(size_t(16 * 64), 77);

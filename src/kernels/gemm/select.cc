@@ -32,7 +32,10 @@ const GemmKernel& select_gemm(GemmFormat format, const hw::CpuFeatures& cpu) {
 const GemmKernel& reference_gemm(GemmFormat format) { return select_gemm(format, hw::CpuFeatures{}); }
 
 const char* gemm_format_name(GemmFormat f) {
-  return f == GemmFormat::kI8 ? "int8" : f == GemmFormat::kBF16 ? "bf16" : "f32";
+  return f == GemmFormat::kI8     ? "int8"
+         : f == GemmFormat::kI4   ? "int4"
+         : f == GemmFormat::kBF16 ? "bf16"
+                                  : "f32";
 }
 
 }  // namespace mi::kernels

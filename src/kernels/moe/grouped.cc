@@ -8,6 +8,7 @@
 #include "kernels/moe/plan.h"
 #include "kernels/quantize/quantize.h"
 #include "kernels/rows.h"
+#include "tensor/int4.h"
 
 MI_KERNEL(void, activation_impl, (const ActArgs& a))
 
@@ -16,7 +17,7 @@ namespace {
 
 constexpr int64_t round64(int64_t v) { return (v + 63) / 64 * 64; }
 
-int64_t tile_bytes(const ExpertWeights& w) { return kNTile * pad_k(w.k) * gemm_element_bytes(w.format); }
+int64_t tile_bytes(const ExpertWeights& w) { return gemm_tile_bytes(w.format, w.k); }
 
 // The product of the task's rows with its columns of expert e's weights, as columns [0, ..) of a matrix of their own;
 // x, y and their rows are for the caller to fill in.
@@ -30,6 +31,12 @@ GemmArgs part_of(const ExpertWeights& w, const ExpertTask& task) {
   if (w.format == GemmFormat::kI8) {
     g.w_scale = w.scale + e * pad_n(w.n) + col;
     g.w_colsum = w.colsum + e * pad_n(w.n) + col;
+  }
+  if (w.format == GemmFormat::kI4) {
+    const int64_t at = (e * pad_n(w.n) + col) * int4_groups(w.k, w.group);
+    g.w_scale = w.scale ? w.scale + at : nullptr;
+    g.w_scale_bf16 = w.scale_bf16 ? w.scale_bf16 + at : nullptr;
+    g.group = w.group;
   }
   if (w.bias) g.bias = w.bias + e * w.bias_stride + col;
   return g;
@@ -54,7 +61,7 @@ struct Scratch {
   int64_t h_stride, q_stride, y_stride;  // q: h quantized, none when the down weights are float
   Scratch(int64_t hidden, int64_t inter, GemmFormat down)
       : h_stride(round64(inter * 4)),
-        q_stride(down == GemmFormat::kI8 ? q8_row_bytes(inter) : 0),
+        q_stride(gemm_takes_q8(down) ? q8_row_bytes(inter) : 0),
         y_stride(round64(hidden * 4)) {}
   int64_t bytes_per_pair() const { return h_stride + q_stride + y_stride; }
 };

@@ -19,7 +19,9 @@ struct ExpertWeights {
   int64_t experts = 0, n = 0, k = 0;
   const void* w = nullptr;
   int64_t expert_stride = 0;        // bytes between experts
-  const float* scale = nullptr;     // int8: [E][pad_n(n)]
+  const float* scale = nullptr;     // int8: [E][pad_n(n)]; int4: [E][pad_n(n)/16][groups][16], or as bfloat16:
+  const uint16_t* scale_bf16 = nullptr;
+  int64_t group = 0;                // int4
   const int32_t* colsum = nullptr;  // int8: [E][pad_n(n)]
   const float* bias = nullptr;      // [E][n] with bias_stride floats between experts, or none
   int64_t bias_stride = 0;
@@ -36,8 +38,8 @@ struct RouteRows {
   const float* weights(int64_t t) const { return reinterpret_cast<const float*>(ids(t) + k); }
 };
 
-// y[pair] = W[e] x + b[e]. Pairs are token-major: pair t * k + j is token t with its j-th expert. x: kQ8 rows for int8
-// weights, else float rows; one per token, or one per pair (x_per_pair). Arithmetic as in gemm/args.h.
+// y[pair] = W[e] x + b[e]. Pairs are token-major: pair t * k + j is token t with its j-th expert. x: kQ8 rows for int8 and
+// int4 weights, else float rows; one per token, or one per pair (x_per_pair). Arithmetic as in gemm/args.h.
 struct ExpertLinearArgs {
   int64_t tokens = 0;
   RouteRows route;
@@ -64,14 +66,14 @@ struct ExpertCombineArgs {
 };
 void expert_combine(const ExpertCombineArgs& a, hw::ThreadPool& pool, const hw::CpuFeatures& cpu = hw::cpu());
 
-// h = act(W_gate[e] x + b, W_up[e] x + b), quantized per pair as in quantize.h when the down weights are int8;
+// h = act(W_gate[e] x + b, W_up[e] x + b), quantized per pair as in quantize.h when the down weights are int8 or int4;
 // y = W_down[e] h + b; combined as above. gate and up have one format; down may have another.
 struct GroupedExpertsArgs {
   int64_t tokens = 0;
   RouteRows route;
   ExpertWeights gate, up, down;  // [I, H], [I, H], [H, I]
   ActivationParams act;
-  const void* x = nullptr;  // rows per token: kQ8 when gate and up are int8, else float
+  const void* x = nullptr;  // rows per token: kQ8 when gate and up are int8 or int4, else float
   int64_t x_stride = 0, x_scale_offset = 0;
   const float* residual = nullptr;  // may be out
   int64_t residual_stride = 0;

@@ -94,7 +94,7 @@ TEST(Activation, NanIsNotHidden) {
 // E packed matrices and what describes them.
 struct Experts {
   std::vector<PackedMatrix> each;
-  AlignedBytes packed, scale, colsum, bias;
+  AlignedBytes packed, scale, scale_bf16, colsum, bias;
   ExpertWeights w;
 
   Experts(GemmFormat f, int64_t experts, int64_t n, int64_t k, bool with_bias, std::mt19937& rng) {
@@ -105,7 +105,12 @@ struct Experts {
     for (int64_t e = 0; e < experts; ++e) each.emplace_back(f, n, k, rng);
     w.expert_stride = each[0].bytes;
     packed = AlignedBytes(experts * w.expert_stride);
-    scale = AlignedBytes(experts * pad_n(n) * 4);
+    if (f == GemmFormat::kI4) {  // one group and one kind of scales for all
+      w.group = each[0].group;
+      for (PackedMatrix& m : each) m.int4(rng, 0, w.group, each[0].scale_bf16.size() > 0);
+      scale_bf16 = AlignedBytes(experts * each[0].scale_bf16.size());
+    }
+    scale = AlignedBytes(experts * each[0].scale.size());
     colsum = AlignedBytes(experts * pad_n(n) * 4);
     w.bias_stride = n + 3;
     bias = AlignedBytes(experts * w.bias_stride * 4);
@@ -114,12 +119,16 @@ struct Experts {
     for (int64_t e = 0; e < experts; ++e) {
       const PackedMatrix& m = each[size_t(e)];
       std::memcpy(packed.as<char>(e * w.expert_stride), m.packed.as<char>(), size_t(m.bytes));
-      if (f != GemmFormat::kI8) continue;
-      std::memcpy(scale.as<char>(e * pad_n(n) * 4), m.scale.as<char>(), size_t(pad_n(n) * 4));
-      std::memcpy(colsum.as<char>(e * pad_n(n) * 4), m.colsum.as<char>(), size_t(pad_n(n) * 4));
+      if (!gemm_takes_q8(f)) continue;
+      std::memcpy(scale.as<char>(e * m.scale.size()), m.scale.as<char>(), size_t(m.scale.size()));
+      if (f == GemmFormat::kI4)
+        std::memcpy(scale_bf16.as<char>(e * m.scale_bf16.size()), m.scale_bf16.as<char>(), size_t(m.scale_bf16.size()));
+      else
+        std::memcpy(colsum.as<char>(e * pad_n(n) * 4), m.colsum.as<char>(), size_t(pad_n(n) * 4));
     }
     w.w = packed.as<char>();
-    w.scale = f == GemmFormat::kI8 ? scale.as<float>() : nullptr;
+    w.scale = gemm_takes_q8(f) ? scale.as<float>() : nullptr;
+    if (scale_bf16.size() > 0) w.scale = nullptr, w.scale_bf16 = scale_bf16.as<uint16_t>();
     w.colsum = f == GemmFormat::kI8 ? colsum.as<int32_t>() : nullptr;
     w.bias = with_bias ? bias.as<float>() : nullptr;
   }
@@ -212,7 +221,7 @@ struct MoeCase {
     activation_run(act, g.data(), s.inter * 4, u.data(), s.inter * 4, pairs, s.inter, h.data(), s.inter * 4, pool, cpu);
     AlignedBytes q(pairs * q8_row_bytes(s.inter));
     ExpertLinearArgs a{s.tokens, route.rows, down.w, h.data(), s.inter * 4, 0, true, y.data(), s.hidden * 4};
-    if (s.down == GemmFormat::kI8) {
+    if (gemm_takes_q8(s.down)) {
       quantize_run(h.data(), s.inter * 4, pairs, s.inter, q.as<char>(), q8_row_bytes(s.inter), pool, cpu);
       a.x = q.as<char>();
       a.x_stride = q8_row_bytes(s.inter);
@@ -226,13 +235,16 @@ struct MoeCase {
   }
 };
 
-constexpr GemmFormat kI8 = GemmFormat::kI8, kBF16 = GemmFormat::kBF16, kF32 = GemmFormat::kF32;
+constexpr GemmFormat kI8 = GemmFormat::kI8, kI4 = GemmFormat::kI4, kBF16 = GemmFormat::kBF16, kF32 = GemmFormat::kF32;
 const Shape kShapes[] = {
     {1, 8, 2, 64, 48, kI8, kI8, false, false, true},      {3, 4, 4, 70, 33, kI8, kI8, true, false, false},
     {150, 8, 2, 96, 100, kI8, kI8, true, false, true},    {200, 8, 2, 64, 64, kI8, kI8, false, true, true},
     {40, 512, 16, 32, 40, kI8, kI8, false, false, false}, {20, 8, 3, 50, 40, kF32, kF32, true, false, true},
     {20, 8, 3, 50, 40, kBF16, kBF16, false, false, true}, {20, 8, 3, 64, 70, kI8, kBF16, false, false, false},
-    {20, 8, 3, 64, 70, kF32, kI8, true, true, true},
+    {20, 8, 3, 64, 70, kF32, kI8, true, true, true},      {1, 8, 2, 160, 48, kI4, kI4, false, false, true},
+    {150, 8, 2, 96, 100, kI4, kI4, true, false, true},    {60, 8, 2, 300, 200, kI4, kI4, false, true, false},
+    {20, 8, 3, 64, 70, kI4, kI8, false, false, false},    {20, 8, 3, 64, 150, kI8, kI4, true, false, true},
+    {20, 8, 3, 64, 150, kF32, kI4, true, false, false},
 };
 
 TEST(GroupedExperts, EqualsTheChainOfSingleOpsOnEveryBuild) {
