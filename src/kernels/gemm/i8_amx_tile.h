@@ -136,12 +136,12 @@ static void tile_block(const TileRows& x, const TileSteps& s, int32_t* sums, Til
     T::template load<4>(x0, stride);
     if constexpr (R == 2) T::template load<5>(x1, stride);
     tile_columns<T, R, N>(w, tile_bytes);
-    for (int c = 0; c < N; ++c) {
-      const int8_t *here = w + c * tile_bytes + kTilePrefetch, *next = w + (N + c) * tile_bytes;
-      if (first_use)
-        for (int l = 0; l < 16; ++l) __builtin_prefetch(here + l * 64, 0, 3);
-      else
-        for (int l = next_line; l < next_end; ++l) __builtin_prefetch(next + l * 64, 0, 2);
+    if (first_use) {
+      for (int c = 0; c < N; ++c)
+        for (int l = 0; l < 16; ++l) __builtin_prefetch(w + c * tile_bytes + kTilePrefetch + l * 64, 0, 3);
+    } else {
+      for (int c = 0; c < N; ++c)
+        for (int l = next_line; l < next_end; ++l) __builtin_prefetch(w + (N + c) * tile_bytes + l * 64, 0, 2);
     }
     if (finish > 0) finish_rows(x, before, finish);
     x0 += step;
