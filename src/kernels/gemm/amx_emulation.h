@@ -1,8 +1,8 @@
 #pragma once
 // A matrix unit in plain C++ for the tests, strict where hardware is: what Intel's manual (SDM vol. 2: LDTILECFG,
 // TILELOADD, TDPBSSD; "Operation" and "Exceptions") answers with an exception is a failed check here. Two ways in:
-// EmulatedTiles, an operation class for the loops of i8_amx_tile.h, and TrapTiles, which runs the compiled kernel itself
-// on a CPU without AMX: its tile instructions raise SIGILL and are decoded and carried out.
+// EmulatedTiles, an operation class for the loops of i8_amx_tile.h, and TrapTiles, which runs the compiled kernel
+// itself on a CPU without AMX: its tile instructions raise SIGILL and are decoded and carried out.
 
 #include <cstdint>
 

@@ -30,8 +30,8 @@ std::vector<GemmKernel> kernels_of(std::initializer_list<GemmFormat> formats) {
     if (std::find(formats.begin(), formats.end(), k.format) != formats.end()) found.push_back(k);
   if (std::find(formats.begin(), formats.end(), GemmFormat::kI8) == formats.end()) return found;
   // AMX where there is none: its loops anywhere, its compiled code where everything else in it runs.
-  found.push_back({"gemm_i8_amx_emulated", GemmFormat::kI8, "", [](const hw::CpuFeatures&) { return true; },
-                   gemm_i8_amx_emulated});
+  found.push_back(
+      {"gemm_i8_amx_emulated", GemmFormat::kI8, "", [](const hw::CpuFeatures&) { return true; }, gemm_i8_amx_emulated});
 #if !defined(MI_SCALAR_ONLY)
   found.push_back({"gemm_i8_amx_trapped", GemmFormat::kI8, "avx512_vnni without amx_int8",
                    [](const hw::CpuFeatures& f) { return f.avx512_vnni && !f.amx_int8; }, gemm_i8_amx_trapped});

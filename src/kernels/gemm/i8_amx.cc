@@ -3,10 +3,10 @@
 namespace mi::kernels {
 namespace {
 
-// Up to this many rows a product only reads its weights, which the AVX-512 VNNI path does as fast as memory allows, in
-// one stream and without tiles to configure, rows to bring together, sums through memory, or the lower clock that a
-// core takes for AMX. (A VNNI core at 390 GOPS and 13 GB/s is bound by memory up to 15 rows; but weights that come
-// from a cache cost it 8 cycles a row and KiB against the 16 of a tile's loads and product: the lines cross soon.)
+// Up to this many rows a product does little but read its weights, and the AVX-512 VNNI path does that as fast as
+// memory allows: in one stream, without tiles to configure, rows to bring together, sums that leave through memory, or
+// the lower clock of a core that uses AMX. By arithmetic alone 4 rows are where the two meet: 1 KiB of weights takes
+// VNNI 8 cycles a row, and AMX 16, for loading a tile and multiplying it.
 constexpr int64_t kVnniRows = 4;
 
 // Instructions as text: GCC 12's intrinsics name neither what a tile load reads nor more than 8 of ldtilecfg's 64 bytes

@@ -231,6 +231,7 @@ namespace {
 struct Form {
   const char* name;
   GemmFn run;  // null: not on this CPU
+  bool counted() const { return run == gemm_i8_amx_emulated || run == gemm_i8_amx_trapped; }
 };
 GemmFn compiled_form() {
 #if !defined(MI_SCALAR_ONLY)
@@ -256,6 +257,7 @@ INSTANTIATE_TEST_SUITE_P(Forms, Int8AmxTest,
 
 TEST_P(Int8AmxTest, EveryNumberOfRows) {
   const int64_t widths[] = {1, 16, 17, 40, 64, 75, 100}, depths[] = {1, 63, 64, 65, 200, 1024, 1025, 2100};
+  const int64_t products = TileMachine::of_this_thread().products();
   for (int64_t m = 1; m <= 129; ++m) {
     if (m > 70 && m % 19 != 0 && m < 127) continue;
     for (int64_t i = 0; i < 3; ++i) {
@@ -264,6 +266,9 @@ TEST_P(Int8AmxTest, EveryNumberOfRows) {
       ASSERT_TRUE(same_bits(c.run(kernel(), i != 1), c.run(reference_gemm(GemmFormat::kI8), i != 1)))
           << "m " << m << " n " << n << " k " << k;
     }
+  }
+  if (GetParam().counted()) {
+    EXPECT_GT(TileMachine::of_this_thread().products(), products + 10000) << "no tile was multiplied";
   }
 }
 

@@ -18,6 +18,9 @@
 // Sums leave through memory, the only way out of a tile. The rows of a block are finished while the next block
 // multiplies: at k = 1024 the products of a 2 by 2 block take some 1000 cycles and its 64 lines of output several
 // hundred, in units that would idle otherwise.
+//
+// Cycles named here follow from Intel's figures (Optimization Reference Manual, "Intel AMX": a product takes a cycle
+// for each row of its tile, a load 8); they are not measured.
 
 #include "kernels/gemm/epilogue.h"
 #include "kernels/gemm/pack.h"
@@ -40,15 +43,16 @@ static_assert(kMaxRangeRows % kTileRows == 0, "rounding rows up to whole tiles m
 // step, then stay in an L1 cache of 48 KiB while all row blocks pass. Without it both operands would come from the L2
 // cache, 64 bytes a cycle, which is more than it delivers. Each cut costs a block 4 loads of sums.
 inline constexpr int64_t kDepthSteps = 16;
-// Bytes ahead in each stream of weights: two steps of 64 k.
+// The first block of rows waits for weights from memory: they are asked for this many bytes ahead, two steps of 64 k.
+// While the other row blocks find them in a cache, the next column tiles' weights are brought into the L2 cache.
 inline constexpr int64_t kTilePrefetch = 2 * kTileBytes;
 
 struct TileRows {
   const GemmArgs& a;
-  int64_t m_begin, m;      // the range
-  int64_t height, tiles;   // rows of a tile, tiles of rows
-  int64_t stride, step;    // bytes from row to row in a tile, and from 64 k to the next
-  int64_t first[kMaxRowTiles];  // of tile i: its first row, counted in the range,
+  int64_t m_begin, m;             // the range
+  int64_t height, tiles;          // rows of a tile, tiles of rows
+  int64_t stride, step;           // bytes from row to row in a tile, and from 64 k to the next
+  int64_t first[kMaxRowTiles];    // of tile i: its first row, counted in the range,
   const int8_t* x[kMaxRowTiles];  //           and where that row begins
   float scale[kMaxRangeRows];
 };
@@ -57,7 +61,7 @@ struct TileRows {
 struct TileSums {
   const int32_t* line = nullptr;  // row's sums of the first column tile; the others kTileInts apart
   int64_t row = 0, end = 0;
-  int64_t next_tile = 0;                // the row that begins the block's second tile of rows,
+  int64_t next_tile = 0;               // the row that begins the block's second tile of rows,
   const int32_t* next_line = nullptr;  //   whose sums are here
   int64_t tile = 0;
   int n = 0;
@@ -115,24 +119,30 @@ __attribute__((always_inline)) static inline void sums_store(int32_t* sums) {
 struct TileSteps {
   const int8_t *x0, *x1, *w;
   int64_t tile_bytes, count;
-  bool add;       // to sums that an earlier call stored
-  bool prefetch;  // the weights: their first use
+  bool add;                 // to sums that an earlier call stored
+  bool first_use;           // of the weights
+  int next_line, next_end;  // else the lines to fetch, of each 16 of the next column tiles
 };
 
 template <class T, int R, int N>
 static void tile_block(const TileRows& x, const TileSteps& s, int32_t* sums, TileSums& before) {
   const int64_t stride = x.stride, step = x.step, tile_bytes = s.tile_bytes, count = s.count;
   const int64_t finish = (before.end - before.row + count - 1) / count;
-  const bool prefetch = s.prefetch;
+  const bool first_use = s.first_use;
+  const int next_line = s.next_line, next_end = s.next_end;
   const int8_t *x0 = s.x0, *x1 = s.x1, *w = s.w;
   sums_begin<T, R * N>(sums, s.add);
   for (int64_t i = 0; i < count; ++i) {
     T::template load<4>(x0, stride);
     if constexpr (R == 2) T::template load<5>(x1, stride);
     tile_columns<T, R, N>(w, tile_bytes);
-    if (prefetch)
+    if (first_use) {
       for (int c = 0; c < N; ++c)
         for (int l = 0; l < 16; ++l) __builtin_prefetch(w + c * tile_bytes + kTilePrefetch + l * 64, 0, 3);
+    } else {
+      for (int c = 0; c < N; ++c)
+        for (int l = next_line; l < next_end; ++l) __builtin_prefetch(w + (N + c) * tile_bytes + l * 64, 0, 2);
+    }
     if (finish > 0) finish_rows(x, before, finish);
     x0 += step;
     x1 += step;
@@ -202,10 +212,9 @@ static void tile_gemm(const GemmArgs& a, const GemmRange& r, void* scratch) {
   const int64_t row_blocks = (x.tiles + 1) / 2;
   const int64_t cuts = row_blocks > 1 ? (steps + kDepthSteps - 1) / kDepthSteps : 1;
   const int width = one ? 4 : 2;
-  // The block being finished and the one being computed never share a place: they are neighbours among several row
-  // blocks, or take turns when there is one.
-  alignas(64) int32_t sums[kMaxRowBlocks > 1 ? kMaxRowBlocks : 2][4 * kTileInts];
-  int64_t turn = 0;
+  // A block's own place where its sums wait for the next cut; otherwise one for all: a block is finished before the
+  // next one stores.
+  alignas(64) int32_t sums[kMaxRowBlocks][4 * kTileInts];
   TileSums before;
   for (int64_t tile = r.tile_begin; tile < r.tile_end; tile += width) {
     const int n = r.tile_end - tile < width ? int(r.tile_end - tile) : width;
@@ -214,7 +223,7 @@ static void tile_gemm(const GemmArgs& a, const GemmRange& r, void* scratch) {
       for (int64_t b = 0; b < row_blocks; ++b) {
         const int64_t t = b * 2;
         const bool two = t + 1 < x.tiles;
-        int32_t* out = sums[row_blocks > 1 ? b : turn++ & 1];
+        int32_t* out = sums[cuts > 1 ? b : 0];
         TileSteps s;
         s.x0 = x.x[t] + k0 * x.step;
         s.x1 = x.x[two ? t + 1 : t] + k0 * x.step;
@@ -222,7 +231,9 @@ static void tile_gemm(const GemmArgs& a, const GemmRange& r, void* scratch) {
         s.tile_bytes = tile_bytes;
         s.count = k1 - k0;
         s.add = cut > 0;
-        s.prefetch = b == 0;
+        s.first_use = b == 0;
+        s.next_line = b == 0 || tile + n == r.tile_end ? 0 : int(16 * (b - 1) / (row_blocks - 1));
+        s.next_end = b == 0 || tile + n == r.tile_end ? 0 : int(16 * b / (row_blocks - 1));
         if (two)
           tile_columns_pick<T, 2>(x, s, n, out, before);
         else
