@@ -1,6 +1,7 @@
 #pragma once
-// The table of subcommands. A command is: flags -> options struct -> one library call -> print. It returns the exit code
-// (0 ok, 1 the check it ran failed) or an Error, whose code is the exit code (2 usage, 3 environment, 4 bad input).
+// The table of subcommands. A command is: flags -> options struct -> one library call -> print. It returns the exit
+// code (0 ok, 1 the check it ran failed) or an Error, whose code is the exit code (2 usage, 3 environment, 4 bad
+// input).
 
 #include <CLI/CLI.hpp>
 #include <functional>
