@@ -46,6 +46,40 @@ std::string plot_color(const std::string& name) {
   return fmt::format("hsl({},{}%,{}%)", h % 360, 45 + h / 360 % 3 * 15, 40 + h / 1080 % 3 * 12);
 }
 
+std::string line_plot(const std::vector<PlotLine>& lines, double x_max, const std::string& label) {
+  constexpr double kHeight = 260, kLeft = 70, kTop = 12, kBottom = 20;
+  double top = 0;
+  for (const PlotLine& l : lines)
+    for (const PlotLine::Point& p : l.points) top = std::max({top, p.y, p.high});
+  top = round_up(top);
+  const double steps = std::max(x_max, 1.0);
+  const auto x = [&](double v) { return kLeft + (kWidth - kLeft - 20) * v / steps; };
+  const auto y = [&](double v) { return kTop + (kHeight - kTop - kBottom) * (1 - v / top); };
+  std::string out = begin(kHeight, label);
+  for (int i = 0; i <= 4; ++i) {
+    const double v = top * i / 4;
+    out += fmt::format("<line x1=\"{}\" y1=\"{:.1f}\" x2=\"{}\" y2=\"{:.1f}\" stroke=\"#ddd\"/>\n", kLeft, y(v), kWidth,
+                       y(v));
+    out += text(kLeft - 6, y(v) + 4, fmt::format("{:.4g}", v), "end");
+  }
+  for (const PlotLine& l : lines) {
+    const std::string color = plot_color(l.name);
+    std::string line, band;
+    for (const PlotLine::Point& p : l.points) {
+      line += fmt::format("{:.1f},{:.1f} ", x(p.x), y(p.y));
+      band += fmt::format("{:.1f},{:.1f} ", x(p.x), y(p.high));
+    }
+    for (size_t i = l.points.size(); i-- > 0;)
+      band += fmt::format("{:.1f},{:.1f} ", x(l.points[i].x), y(l.points[i].low));
+    out += fmt::format("<polygon points=\"{}\" fill=\"{}\" opacity=\".2\"/>\n", band, color);
+    out += fmt::format("<polyline points=\"{}\" fill=\"none\" stroke=\"{}\" stroke-width=\"2\"/>\n", line, color);
+    for (const PlotLine::Point& p : l.points)
+      out += fmt::format("<circle cx=\"{:.1f}\" cy=\"{:.1f}\" r=\"3.5\" fill=\"{}\"><title>{}</title></circle>\n",
+                         x(p.x), y(p.y), color, escape(p.title));
+  }
+  return out + "</svg>\n";
+}
+
 std::string bar_plot(const std::vector<PlotBar>& bars, const std::string& label) {
   constexpr double kRow = 22, kLeft = 200, kBars = 420;
   double top = 0;
