@@ -32,8 +32,20 @@ class ArtifactDir : public ::testing::Test {
     ASSERT_NE(at, std::string::npos) << from;
     rewrite(text.replace(at, from.size(), to));
   }
+  Result<LoadedArtifact> open(bool check) {
+    MI_TRY(LoadedArtifact a, open_artifact(dir_));
+    if (check) MI_TRY_VOID(verify_weights(a));
+    return a;
+  }
+  // The weights in memory; tasks run one after the other, last first.
+  Status read(LoadedArtifact* a, std::vector<std::byte>* to, bool check) {
+    to->assign(a->bytes.size(), std::byte(0xee));
+    return read_weights(a, *to, check, [](int64_t tasks, const auto& f) {
+      for (int64_t i = tasks; i-- > 0;) f(i, 0);
+    });
+  }
   void refused(const std::string& words) {
-    const auto a = open_artifact(dir_, true);
+    const auto a = open(true);
     ASSERT_FALSE(a.ok());
     EXPECT_NE(a.error().message().find(words), std::string::npos) << a.error().message();
     EXPECT_EQ(a.error().code(), ErrorCode::kBadInput);
@@ -45,13 +57,14 @@ class ArtifactDir : public ::testing::Test {
 
 TEST_F(ArtifactDir, OpensWhatWasWritten) {
   int64_t last = 0, total = 0, calls = 0;
-  const auto a = open_artifact(dir_, true, [&](int64_t d, int64_t t) {
-    EXPECT_GT(d, last);
-    last = d;
-    total = t;
-    ++calls;
-  });
+  const auto a = open(false);
   ASSERT_TRUE(a.ok()) << a.error().message();
+  ASSERT_TRUE(verify_weights(*a, [&](int64_t d, int64_t t) {
+                EXPECT_GT(d, last);
+                last = d;
+                total = t;
+                ++calls;
+              }).ok());
   EXPECT_EQ(last, total);
   EXPECT_EQ(total, a->manifest.memory.weight_bytes);
   EXPECT_GE(calls, int64_t(m_.segments.size()));
@@ -85,11 +98,34 @@ TEST_F(ArtifactDir, EverySegmentIsGuarded) {
       f.put(char(was ^ 1));
       f.flush();
       refused(fmt::format("segment {} of {}", i, m_.segments.size()));
-      EXPECT_TRUE(open_artifact(dir_, false).ok());  // nobody asked for checksums
+      auto a = open(false);  // nobody asked for checksums
+      ASSERT_TRUE(a.ok());
+      std::vector<std::byte> memory;
+      const Status checked = read(&*a, &memory, true);
+      ASSERT_FALSE(checked.ok());
+      EXPECT_NE(checked.error().message().find(fmt::format("segment {} of {}", i, m_.segments.size())), std::string::npos);
+      EXPECT_TRUE(read(&*a, &memory, false).ok());
       f.seekp(at);
       f.put(was);
     }
-  EXPECT_TRUE(open_artifact(dir_, true).ok());
+  EXPECT_TRUE(open(true).ok());
+}
+
+TEST_F(ArtifactDir, MemoryHoldsWhatTheFileHolds) {
+  auto a = open(false);
+  ASSERT_TRUE(a.ok());
+  const std::vector<std::byte> mapped(a->bytes.begin(), a->bytes.end());
+  std::vector<std::byte> memory;
+  ASSERT_TRUE(read(&*a, &memory, true).ok());
+  EXPECT_EQ(memory, mapped);
+  EXPECT_EQ(a->bytes.data(), memory.data());
+
+  auto shorter = open(false);
+  ASSERT_TRUE(shorter.ok());
+  std::filesystem::resize_file(dir_ / "weights.bin", size_t(m_.memory.weight_bytes - 64));  // after it was opened
+  const Status s = read(&*shorter, &memory, false);
+  ASSERT_FALSE(s.ok());
+  EXPECT_NE(s.error().message().find("cut short"), std::string::npos) << s.error().message();
 }
 
 TEST_F(ArtifactDir, TruncatedOrMissingFiles) {
@@ -127,7 +163,7 @@ TEST_F(ArtifactDir, TheVersionIsTheOldestThatHasWhatTheEngineUses) {
   const std::string text = json();
   EXPECT_EQ(text.find("\"group\""), std::string::npos);
   EXPECT_EQ(text.find("scale_dtype"), std::string::npos);
-  EXPECT_TRUE(open_artifact(dir_, true).ok());
+  EXPECT_TRUE(open(true).ok());
 }
 
 TEST_F(ArtifactDir, TypesNamesAndKeys) {

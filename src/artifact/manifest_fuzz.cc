@@ -10,8 +10,10 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const auto m = parse_manifest({reinterpret_cast<const char*>(data), size}, "fuzz");
   if (!m.ok()) return 0;
   if (!validate(*m, m->memory.weight_bytes).ok()) return 0;
-  const auto again = parse_manifest(manifest_text(*m), "again");
+  const std::string text = manifest_text(*m);
+  const auto again = parse_manifest(text, "again");
   MI_CHECK(again.ok(), "{}", again.error().message());
   MI_CHECK(validate(*again, m->memory.weight_bytes).ok(), "valid, written, and then not");
+  MI_CHECK_EQ(manifest_text(*again), text);
   return 0;
 }

@@ -1,6 +1,7 @@
 #include "artifact/reader.h"
 
 #include <algorithm>
+#include <atomic>
 
 #include "artifact/json.h"
 #include "artifact/validate.h"
@@ -9,31 +10,19 @@
 namespace mi::artifact {
 namespace {
 
-Status check_segments(const LoadedArtifact& a, const LoadProgress& progress) {
-  constexpr int64_t kPart = 8 << 20;  // between progress calls; small enough to redraw, large enough to stream
-  const auto bytes = a.weights.bytes();
-  int64_t done = 0;
-  for (size_t i = 0; i < a.manifest.segments.size(); ++i) {
-    const Segment& s = a.manifest.segments[i];
-    Xxh3 hash;
-    for (int64_t at = 0; at < s.bytes; at += kPart) {
-      const int64_t part = std::min(kPart, s.bytes - at);
-      hash.update(bytes.subspan(size_t(s.offset + at), size_t(part)));
-      done += part;
-      if (progress) progress(done, int64_t(bytes.size()));
-    }
-    if (hash.digest() != s.xxh3)
-      return bad_input(
-          "{}: segment {} of {} (bytes {} to {}) does not match its checksum: the file was damaged or changed after "
-          "the build; copy or build the engine again",
-          a.weights.path().string(), i, a.manifest.segments.size(), s.offset, s.offset + s.bytes);
-  }
-  return {};
+constexpr int64_t kPart = 4 << 20;  // of a segment: between progress calls, and what the hash finds still in a cache
+
+Error wrong_checksum(const LoadedArtifact& a, size_t segment) {
+  const Segment& s = a.manifest.segments[segment];
+  return bad_input(
+      "{}: segment {} of {} (bytes {} to {}) does not match its checksum: the file was damaged or changed after "
+      "the build; copy or build the engine again",
+      (a.dir / "weights.bin").string(), segment, a.manifest.segments.size(), s.offset, s.offset + s.bytes);
 }
 
 }  // namespace
 
-Result<LoadedArtifact> open_artifact(const Path& dir, bool verify_checksums, const LoadProgress& progress) {
+Result<LoadedArtifact> open_artifact(const Path& dir) {
   const Path json_path = dir / "engine.json", bin_path = dir / "weights.bin";
   std::error_code ec;
   if (!std::filesystem::is_directory(dir, ec))
@@ -49,10 +38,55 @@ Result<LoadedArtifact> open_artifact(const Path& dir, bool verify_checksums, con
   MI_TRY(auto text, read_file(json_path, kMaxManifestBytes));
   MI_TRY(a.manifest, parse_manifest(text, json_path.string()));
   MI_TRY(a.weights, MappedFile::open(bin_path));
-  if (auto s = validate(a.manifest, int64_t(a.weights.bytes().size())); !s.ok())
+  a.bytes = a.weights.bytes();
+  if (auto s = validate(a.manifest, int64_t(a.bytes.size())); !s.ok())
     return s.error().with_context(json_path.string());
-  if (verify_checksums) MI_TRY_VOID(check_segments(a, progress));
   return a;
+}
+
+Status verify_weights(const LoadedArtifact& a, const LoadProgress& progress) {
+  int64_t done = 0;
+  for (size_t i = 0; i < a.manifest.segments.size(); ++i) {
+    const Segment& s = a.manifest.segments[i];
+    Xxh3 hash;
+    for (int64_t at = 0; at < s.bytes; at += kPart) {
+      const int64_t part = std::min(kPart, s.bytes - at);
+      hash.update(a.bytes.subspan(size_t(s.offset + at), size_t(part)));
+      done += part;
+      if (progress) progress(done, int64_t(a.bytes.size()));
+    }
+    if (hash.digest() != s.xxh3) return wrong_checksum(a, i);
+  }
+  return {};
+}
+
+Status read_weights(LoadedArtifact* a, std::span<std::byte> to, bool verify_checksums, const ParallelFor& parallel,
+                    const LoadProgress& progress) {
+  MI_CHECK_EQ(to.size(), a->bytes.size());
+  MI_TRY(const FileReader file, FileReader::open(a->dir / "weights.bin"));
+  const std::vector<Segment>& segments = a->manifest.segments;
+  std::vector<Status> results(segments.size());
+  std::atomic<int64_t> done = 0;
+  parallel(int64_t(segments.size()), [&](int64_t task, int worker) {
+    const Segment& s = segments[size_t(task)];
+    Xxh3 hash;
+    for (int64_t at = 0; at < s.bytes; at += kPart) {
+      const int64_t begin = s.offset + at, n = std::min(kPart, s.bytes - at);
+      const std::span<std::byte> part = to.subspan(size_t(begin), size_t(n));
+      results[size_t(task)] = file.read_at(size_t(begin), part);
+      if (!results[size_t(task)].ok()) return;
+      if (verify_checksums) hash.update(part);
+      const int64_t sum = done.fetch_add(n) + n;
+      if (worker == 0 && progress) progress(sum, int64_t(to.size()));
+    }
+    if (verify_checksums && hash.digest() != s.xxh3) results[size_t(task)] = wrong_checksum(*a, size_t(task));
+  });
+  for (const Status& s : results)
+    if (!s.ok()) return s;
+  if (progress) progress(done, int64_t(to.size()));
+  a->weights = MappedFile();
+  a->bytes = to;
+  return {};
 }
 
 }  // namespace mi::artifact

@@ -67,6 +67,32 @@ Result<std::string> read_file(const Path& p, size_t max_bytes) {
   return text;
 }
 
+Result<FileReader> FileReader::open(const Path& p) {
+  struct stat st {};
+  FileReader f;
+  MI_TRY(f.fd_, open_regular(p, &st));
+  f.size_ = size_t(st.st_size);
+  f.path_ = p;
+  return f;
+}
+
+FileReader::FileReader(FileReader&& o) noexcept : fd_(std::exchange(o.fd_, -1)), size_(o.size_), path_(std::move(o.path_)) {}
+FileReader::~FileReader() {
+  if (fd_ >= 0) ::close(fd_);
+}
+
+Status FileReader::read_at(size_t offset, std::span<std::byte> to) const {
+  while (!to.empty()) {
+    const ssize_t n = ::pread(fd_, to.data(), to.size(), off_t(offset));
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) return io_error(path_, "read", errno);
+    if (n == 0) return bad_input("{}: ends at byte {}; it was cut short after it was opened", path_.string(), offset);
+    offset += size_t(n);
+    to = to.subspan(size_t(n));
+  }
+  return {};
+}
+
 Result<MappedFile> MappedFile::open(const Path& p) {
   struct stat st {};
   MI_TRY(const int fd, open_regular(p, &st));

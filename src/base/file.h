@@ -37,6 +37,23 @@ class MappedFile {
   Path path_;
 };
 
+// Reads parts of a regular file into memory, from several threads at once if wanted.
+class FileReader {
+ public:
+  static Result<FileReader> open(const Path& p);
+  FileReader(FileReader&& o) noexcept;
+  FileReader& operator=(FileReader&&) = delete;
+  ~FileReader();
+  size_t size() const { return size_; }
+  Status read_at(size_t offset, std::span<std::byte> to) const;   // all of it; a file that ends early is an error
+
+ private:
+  FileReader() = default;
+  int fd_ = -1;
+  size_t size_ = 0;
+  Path path_;
+};
+
 // Sequential writer; every error (disk full first of all) is reported with the path.
 class FileWriter {
  public:

@@ -1,62 +1,153 @@
 #include <fmt/format.h>
 
-#include <chrono>
-
-#include "base/json.h"
-#include "base/version.h"
+#include "base/html.h"
+#include "base/util.h"
 #include "cli/command.h"
-#include "tools/bench.h"
+#include "cli/number_list.h"
+#include "tools/bench/compare.h"
+#include "tools/bench/history.h"
+#include "tools/bench/report.h"
+#include "tools/bench/run.h"
 
 namespace mi::cli {
 namespace {
 
 struct Flags {
   EngineFlags engine;
-  tools::BenchOptions bench;
   std::string prefill = "512", decode = "128", batch = "8";
-  bool json = false;
+  int rounds = 0;
+  bool json = false, no_probe = false, sweep = false, force = false, other_engine = false;
+  std::string save, baseline, against, against_engine, history;
+  double threshold = 5;
 };
 
-Result<std::vector<int64_t>> numbers(const std::string& list, const char* flag) {
-  std::vector<int64_t> out;
-  for (size_t at = 0; at < list.size();) {
-    size_t end = list.find(',', at);
-    if (end == std::string::npos) end = list.size();
-    const std::string part = list.substr(at, end - at);
-    if (part.empty() || part.size() > 9 || part.find_first_not_of("0123456789") != std::string::npos)
-      return fail(ErrorCode::kUsage, "{} wants numbers separated by commas, like 128,512; found '{}'", flag, list);
-    out.push_back(std::stoll(part));
-    at = end + 1;
+struct HistoryFlags {
+  std::string file, html;
+  int64_t last = 20;
+  bool force = false;
+};
+
+constexpr int kRounds = 3, kGateRounds = 7;  // a gate needs enough rounds for an interval
+
+void print_json(const Json& j) { fmt::print("{}\n", dump_json(j)); }
+
+void print_record(const tools::BenchRecord& r, const std::vector<std::string>& notes, bool json) {
+  if (json) {
+    print_json({{"version", r.version}, {"load_s", r.load_s}});
+    print_json({{"machine", tools::machine_json(r.machine)}});
+    for (size_t i = 0; i < r.rows.size(); ++i) print_json(tools::bench_json(r.rows[i], &r.shares[i]));
+    print_json({{"memory", {{"peak_bytes", r.peak_bytes ? Json(*r.peak_bytes) : Json(nullptr)}}}});
+    for (const std::string& n : notes) print_json({{"note", n}});
+    return;
   }
-  return out;
+  fmt::print("{}load     {}\n", tools::machine_text(r.machine), human_seconds(r.load_s));
+  if (r.peak_bytes) fmt::print("memory   {} at most\n", human_bytes(double(*r.peak_bytes)));
+  for (const std::string& n : notes) fmt::print("{}\n", n);
+  fmt::print("{}", tools::bench_table(r.rows, r.shares));
 }
 
-Result<int> run(Flags& f) {
-  MI_TRY(f.bench.prefill, numbers(f.prefill, "--prefill"));
-  MI_TRY(f.bench.decode, numbers(f.decode, "--decode"));
-  MI_TRY(f.bench.batch, numbers(f.batch, "--batch"));
-  int64_t tokens = 256;
-  for (int64_t n : f.bench.prefill) tokens = std::max(tokens, n + 64);
-  for (int64_t n : f.bench.decode) tokens = std::max(tokens, 128 + n + 64);
-  for (int64_t n : f.bench.batch) tokens = std::max(tokens, n * 256);
-  tools::SessionOptions so;
-  so.engine = f.engine.engine;
-  so.threads = f.engine.threads;
-  so.max_batch_size = 1;
-  so.max_seq_len = tokens;      // one pool that every case fits into
-  so.kv_type = f.engine.kv_type;
-  so.verify_checksums = !f.engine.no_checksums;
-  so.quiet = f.json;
-  const auto start = std::chrono::steady_clock::now();
-  MI_TRY(tools::Session s, tools::open_session(so));
-  const double load = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-  if (f.json) fmt::print("{}\n", dump_json(Json{{"version", std::string("metainfer ") + version()}, {"load_s", load}}));
-  MI_TRY(const std::vector<tools::BenchRow> rows, tools::run_bench(s, f.bench, [&](const tools::BenchRow& r) {
-           if (!f.json) return;
-           fmt::print("{}\n", dump_json(tools::bench_json(r)));
-           std::fflush(stdout);
-         }));
-  if (!f.json) fmt::print("{}", tools::bench_table(rows));
+// True: nothing regressed.
+bool print_comparison(const tools::Comparison& c, bool json) {
+  if (json)
+    print_json(tools::comparison_json(c));
+  else
+    fmt::print("{}", tools::comparison_text(c));
+  return !c.regressed();
+}
+
+Result<int> sweep(const Flags& f, const tools::BenchOptions& o) {
+  for (const auto& [name, value] : {std::pair("--save", &f.save),
+                                    {"--baseline", &f.baseline},
+                                    {"--against", &f.against},
+                                    {"--history", &f.history}})
+    if (!value->empty()) return fail(ErrorCode::kUsage, "--sweep is for reading and cannot be combined with {}", name);
+  MI_TRY(const tools::SweepOutcome r, tools::run_bench_sweep(o));
+  if (f.json) {
+    print_json({{"load_s", r.load_s}});
+    print_json({{"machine", tools::machine_json(r.machine)}});
+    for (const tools::SweepCell& c : r.cells) print_json(tools::sweep_json(c));
+  } else {
+    fmt::print("{}load     {}\n{}", tools::machine_text(r.machine), human_seconds(r.load_s),
+               tools::sweep_table(r.cells));
+  }
+  return 0;
+}
+
+Result<int> run(const Flags& f) {
+  if (f.engine.engine.empty()) return fail(ErrorCode::kUsage, "--engine is required");
+  tools::BenchOptions o;
+  o.engine = f.engine.engine;
+  o.threads = f.engine.threads;
+  o.kv_type = f.engine.kv_type;
+  o.verify_checksums = !f.engine.no_checksums;
+  o.weights = f.engine.weights;
+  o.quiet = f.json;
+  o.probe = !f.no_probe;
+  MI_TRY(o.cases.prefill, parse_numbers(f.prefill, "--prefill"));
+  MI_TRY(o.cases.decode, parse_numbers(f.decode, "--decode"));
+  MI_TRY(o.cases.batch, parse_numbers(f.batch, "--batch"));
+  const bool gate = !f.save.empty() || !f.baseline.empty() || !f.against.empty();
+  o.rounds = f.rounds > 0 ? f.rounds : gate ? kGateRounds : kRounds;
+  if (f.sweep) return sweep(f, o);
+  if (gate && o.rounds < tools::kFewestRounds)
+    return fail(ErrorCode::kUsage, "--rounds {}: figures that are to be compared need at least {}", o.rounds,
+                tools::kFewestRounds);
+  if (!f.against_engine.empty() && f.against.empty())
+    return fail(ErrorCode::kUsage, "--against-engine is the engine of the program that --against names");
+
+  // Whatever can be refused is refused before minutes of measuring.
+  tools::CompareOptions c;
+  c.threshold = f.threshold / 100;
+  c.other_engine = f.other_engine;
+  std::optional<tools::BenchRecord> baseline;
+  std::string baseline_name;
+  if (!f.baseline.empty()) {
+    MI_TRY(baseline, tools::read_record(f.baseline));
+    baseline_name = fmt::format("{} ({}, {})", f.baseline, baseline->version, baseline->when);
+    o.before_measuring = [&](const tools::BenchRecord& now) {
+      return tools::check_comparable(now, *baseline, baseline_name, c);
+    };
+  }
+  if (!f.history.empty()) MI_TRY_VOID(tools::check_history(f.history));
+  std::error_code ec;
+  if (!f.save.empty() && !f.force && std::filesystem::exists(f.save, ec))
+    return bad_input("{} exists already; --force replaces it", f.save);
+
+  tools::BenchOutcome out;
+  std::vector<tools::Comparison> comparisons;
+  if (f.against.empty()) {
+    MI_TRY(out, tools::run_bench(o));
+  } else {
+    std::unique_ptr<Progress> progress;
+    if (!f.json) progress = std::make_unique<Progress>("bench, rounds in turns", uint64_t(o.rounds), false);
+    MI_TRY(tools::AgainstOutcome a, tools::run_bench_against(o, f.against, f.against_engine, [&](int) {
+             if (progress) progress->advance(1);
+           }));
+    if (progress) progress->done();
+    out = std::move(a.bench);
+    comparisons.push_back(tools::compare_rounds(out.record.rows, a.theirs,
+                                                fmt::format("{} ({}), in turns", f.against, a.their_version), c));
+  }
+  print_record(out.record, out.notes, f.json);
+  if (!f.save.empty()) MI_TRY_VOID(tools::write_record(out.record, f.save, f.force));
+  if (!f.history.empty()) MI_TRY_VOID(tools::append_history(f.history, out.record));
+  if (baseline) {
+    MI_TRY(tools::Comparison b, tools::compare_records(out.record, *baseline, baseline_name, c));
+    comparisons.push_back(std::move(b));
+  }
+  bool good = true;
+  for (const tools::Comparison& each : comparisons) good &= print_comparison(each, f.json);
+  return good ? 0 : 1;
+}
+
+Result<int> show_history(const HistoryFlags& f) {
+  MI_TRY(const auto all, tools::read_history(f.file));
+  if (all.empty()) return bad_input("{}: holds no runs yet; metainfer bench --history {} adds one", f.file, f.file);
+  fmt::print("{}", tools::history_text(all, size_t(f.last)));
+  if (f.html.empty()) return 0;
+  MI_TRY(OutputFile out, OutputFile::create(f.html, f.force));
+  MI_TRY_VOID(out.writer().write(tools::history_html(all, "metainfer bench: history")));
+  MI_TRY_VOID(out.commit());
   return 0;
 }
 
@@ -64,15 +155,47 @@ Result<int> run(Flags& f) {
 
 Command add_bench(CLI::App& parent) {
   auto f = std::make_shared<Flags>();
-  CLI::App* app = parent.add_subcommand("bench", "measure prompt processing, one stream and many streams");
+  auto h = std::make_shared<HistoryFlags>();
+  CLI::App* app = parent.add_subcommand(
+      "bench", "measure prompt processing, one stream and many streams; compare with earlier runs");
   add_engine_flags(*app, &f->engine);
+  app->get_option("--engine")->required(false);  // 'bench history' needs none
   app->add_option("--prefill", f->prefill, "prompt lengths")->capture_default_str();
   app->add_option("--decode", f->decode, "tokens of one stream after a prompt of 128")->capture_default_str();
   app->add_option("--batch", f->batch, "streams at once: prompt 128, 64 tokens each")->capture_default_str();
-  app->add_option("--rounds", f->bench.rounds, "measurements of each, the median is reported")->check(CLI::Range(1, 100))->capture_default_str();
+  app->add_option("--rounds", f->rounds,
+                  "measurements of each, the median is reported (default: 3, or 7 to save or compare)")
+      ->check(CLI::Range(1, 100));
   app->add_flag("--json", f->json, "one JSON object per line");
-  app->footer("Example:\n  metainfer bench --engine mini-m3-engine --prefill 128,512 --decode 128 --batch 8,32");
-  return {app, [f]() { return run(*f); }};
+  app->add_flag("--no-probe", f->no_probe, "do not measure the machine's limits (about a second)");
+  app->add_flag("--sweep", f->sweep,
+                "instead: prompts of 1, 8, 64, 512 times batches of 1, 4, 16, naming cells that are slower per token "
+                "than a smaller one");
+  app->add_option("--save", f->save, "write this run to a file, to be a baseline");
+  app->add_option("--baseline", f->baseline,
+                  "compare with a file that --save wrote on this machine; exit code 1 on a regression");
+  app->add_option("--against", f->against,
+                  "compare with another metainfer program, round by round in turns; exit code 1 on a regression");
+  app->add_option("--against-engine", f->against_engine, "engine for that program (default: the same)");
+  app->add_option("--threshold", f->threshold, "percent that a figure may surely be worse by")
+      ->check(CLI::Range(0.0, 90.0))
+      ->capture_default_str();
+  app->add_flag("--other-engine", f->other_engine, "compare although the engine is not the baseline's");
+  app->add_option("--history", f->history, "append this run to a file, one line of JSON");
+  app->add_flag("--force", f->force, "replace an existing file of --save");
+  CLI::App* history = app->add_subcommand("history", "show the runs in a file that --history wrote");
+  history->add_option("file", h->file, "the file")->required();
+  history->add_option("--html", h->html, "write a page with plots");
+  history->add_option("--last", h->last, "newest runs to print")->check(CLI::Range(1, 1 << 20))->capture_default_str();
+  history->add_flag("--force", h->force, "replace an existing page");
+  app->footer(
+      "Examples:\n"
+      "  metainfer bench --engine mini-m3-engine --prefill 128,512 --decode 128 --batch 8,32\n"
+      "  metainfer bench --engine mini-m3-engine --save base.json --history runs.jsonl\n"
+      "  metainfer bench --engine mini-m3-engine --baseline base.json\n"
+      "  metainfer bench --engine mini-m3-engine --against build/old/metainfer\n"
+      "  metainfer bench history runs.jsonl --html runs.html");
+  return {app, [f, h, history]() { return history->parsed() ? show_history(*h) : run(*f); }};
 }
 
 }  // namespace mi::cli

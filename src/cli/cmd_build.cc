@@ -33,8 +33,10 @@ Result<int> run(const Flags& f) {
   o.plan_seq_len = f.seq;
   o.plan_batch = f.batch;
   MI_TRY(const compiler::BuildReport r, compiler::build_engine(o));
-  if (f.json) fmt::print("{}\n", dump_json(compiler::report_json(r), 1));
-  else fmt::print("{}", compiler::report_text(r));
+  if (f.json)
+    fmt::print("{}\n", dump_json(compiler::report_json(r), 1));
+  else
+    fmt::print("{}", compiler::report_text(r));
   return 0;
 }
 
@@ -46,10 +48,14 @@ Command add_build(CLI::App& parent) {
   app->add_option("--model", f->model, "MIR directory, from metainfer export or quantize");
   app->add_option("--output", f->output, "new engine directory");
   app->add_option("--target", f->target, "what it runs on: cpu")->capture_default_str();
-  app->add_option("--opt-level", f->level, "O0: the graph as it is; O1, O2: fused")->check(CLI::IsMember({"O0", "O1", "O2"}))->capture_default_str();
-  app->add_option("--precision", f->precision, "float matrices: fp32 or bf16 (default: as the model has them)")->check(CLI::IsMember({"fp32", "bf16"}));
+  app->add_option("--opt-level", f->level, "O0: the graph as it is; O1, O2: fused")
+      ->check(CLI::IsMember({"O0", "O1", "O2"}))
+      ->capture_default_str();
+  app->add_option("--precision", f->precision, "float matrices: fp32 or bf16 (default: as the model has them)")
+      ->check(CLI::IsMember({"fp32", "bf16"}));
   app->add_option("--disable-pass", f->disabled, "leave a pass out; may be repeated; --list-passes names them");
-  app->add_option("--max-seq-len", f->seq, "tokens per sequence in the printed KV plan (default: 4096 or the model's limit)");
+  app->add_option("--max-seq-len", f->seq,
+                  "tokens per sequence in the printed KV plan (default: 4096 or the model's limit)");
   app->add_option("--max-batch-size", f->batch, "sequences in the printed KV plan")->capture_default_str();
   app->add_flag("--strict", f->strict, "fail when an op of an int8 model is outside the int8 path");
   app->add_flag("--force", f->force, "replace an existing engine");

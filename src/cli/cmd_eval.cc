@@ -18,7 +18,8 @@ struct Flags {
 };
 
 Result<int> run(Flags& f) {
-  if (!f.names.empty() && f.names.size() != f.engines.size()) return fail(ErrorCode::kUsage, "--name must be given once per --engine, or not at all");
+  if (!f.names.empty() && f.names.size() != f.engines.size())
+    return fail(ErrorCode::kUsage, "--name must be given once per --engine, or not at all");
   f.eval.data = f.data;
   f.eval.text = f.text;
   f.eval.reference = f.reference;
@@ -50,7 +51,8 @@ Result<int> run(Flags& f) {
       for (const auto& [group, r] : columns[i].second.groups) {
         const double drop = columns[0].second.groups.at(group).accuracy() - r.accuracy();
         if (drop <= f.max_drop / 100 + 1e-12) continue;
-        fmt::print(stderr, "{}: group {} loses {:.2f} points, more than {:.2f}\n", columns[i].first, group, 100 * drop, f.max_drop);
+        fmt::print(stderr, "{}: group {} loses {:.2f} points, more than {:.2f}\n", columns[i].first, group, 100 * drop,
+                   f.max_drop);
         return 1;
       }
   }
@@ -69,13 +71,18 @@ Command add_eval(CLI::App& parent) {
   app->add_option("--reference", f->reference, "JSON with recorded greedy answers to compare token by token");
   app->add_option("--limit", f->eval.limit, "items per group, 0: all")->capture_default_str();
   app->add_option("--max-tokens", f->eval.max_tokens, "longest answer")->capture_default_str();
-  app->add_option("--max-drop", f->max_drop, "exit with 1 when a group of a later engine is more points below the first engine's");
+  app->add_option("--max-drop", f->max_drop,
+                  "exit with 1 when a group of a later engine is more points below the first engine's");
   app->add_option("--threads", f->threads)->check(CLI::Range(1, 1024));
-  app->add_option("--max-batch-size", f->batch, "answers generated at once")->check(CLI::Range(1, 4096))->capture_default_str();
+  app->add_option("--max-batch-size", f->batch, "answers generated at once")
+      ->check(CLI::Range(1, 4096))
+      ->capture_default_str();
   app->add_option("--kv-type", f->kv_type, "f32, bf16 or int8")->check(CLI::IsMember({"f32", "bf16", "int8"}));
   app->add_flag("--json", f->json, "print JSON: {\"accuracy\": {group: 0..1}, \"text_nll_per_token\": x, ...}");
-  app->footer("Example:\n"
-              "  metainfer eval --engine mini-m3-float --engine mini-m3-int8 --data models/mini-m3-eval/eval.jsonl --max-drop 2");
+  app->footer(
+      "Example:\n"
+      "  metainfer eval --engine mini-m3-float --engine mini-m3-int8 --data models/mini-m3-eval/eval.jsonl --max-drop "
+      "2");
   return {app, [f]() { return run(*f); }};
 }
 

@@ -16,9 +16,20 @@ struct Flags {
 Json report_json(const model::ExportReport& r) {
   Json skipped = Json::object();
   for (const auto& [reason, count] : r.skipped) skipped[reason] = count;
-  return {{"name", r.info.name}, {"family", r.family}, {"model_type", r.info.model_type}, {"layers", r.info.layers}, {"hidden", r.info.hidden},
-          {"source_tensors", r.source_tensors}, {"used_tensors", r.used_tensors}, {"skipped", skipped}, {"parameters", r.parameters}, {"bytes", r.bytes},
-          {"tokenizer", r.has_tokenizer}, {"chat_template", r.has_chat_template}, {"notes", r.notes}, {"seconds", r.seconds}};
+  return {{"name", r.info.name},
+          {"family", r.family},
+          {"model_type", r.info.model_type},
+          {"layers", r.info.layers},
+          {"hidden", r.info.hidden},
+          {"source_tensors", r.source_tensors},
+          {"used_tensors", r.used_tensors},
+          {"skipped", skipped},
+          {"parameters", r.parameters},
+          {"bytes", r.bytes},
+          {"tokenizer", r.has_tokenizer},
+          {"chat_template", r.has_chat_template},
+          {"notes", r.notes},
+          {"seconds", r.seconds}};
 }
 
 Result<int> run(const Flags& f) {
@@ -27,7 +38,8 @@ Result<int> run(const Flags& f) {
     return 0;
   }
   if (f.model_dir.empty()) return fail(ErrorCode::kUsage, "--model-dir is required");
-  if (f.output.empty() && !f.explain) return fail(ErrorCode::kUsage, "--output is required (or --explain alone, which writes nothing)");
+  if (f.output.empty() && !f.explain)
+    return fail(ErrorCode::kUsage, "--output is required (or --explain alone, which writes nothing)");
   model::ExportOptions o;
   o.model_dir = f.model_dir;
   o.output = f.output;
@@ -56,7 +68,8 @@ Command add_export(CLI::App& parent) {
   CLI::App* app = parent.add_subcommand("export", "import a checkpoint: config, weights, tokenizer -> MIR");
   app->add_option("--model-dir", f->model_dir, "folder with config.json and *.safetensors");
   app->add_option("--output", f->output, "new MIR directory");
-  app->add_option("--model-type", f->model_type, "model type (default: config.json's); hyphens and underscores are equal");
+  app->add_option("--model-type", f->model_type,
+                  "model type (default: config.json's); hyphens and underscores are equal");
   app->add_option("--name", f->name, "served model name (default: the folder's name)");
   app->add_option("--family-file", f->family_file, "recipe (YAML) to use instead of the built-in ones");
   app->add_flag("--explain", f->explain, "print every config value with its source and every tensor mapping");
@@ -66,9 +79,10 @@ Command add_export(CLI::App& parent) {
   app->add_flag("--force", f->force, "replace an existing output");
   app->add_flag("--list-models", f->list, "print the known model types and stop");
   app->add_flag("--json", f->json, "print the report as JSON");
-  app->footer("Examples:\n"
-              "  metainfer export --model-type minimax-m3 --model-dir models/mini-m3 --output mini-m3-mir\n"
-              "  metainfer export --model-dir qwen3-shape --dummy-weights --output qwen3-dummy");
+  app->footer(
+      "Examples:\n"
+      "  metainfer export --model-type minimax-m3 --model-dir models/mini-m3 --output mini-m3-mir\n"
+      "  metainfer export --model-dir qwen3-shape --dummy-weights --output qwen3-dummy");
   return {app, [f]() { return run(*f); }};
 }
 

@@ -22,7 +22,8 @@ struct Flags {
 };
 
 Result<std::vector<int32_t>> prompt_ids(const Flags& f, const tools::Session& s) {
-  if (!s.text.tokenizer) return bad_input("{}: this engine has no tokenizer: export the model with its tokenizer.json", f.engine.engine);
+  if (!s.text.tokenizer)
+    return bad_input("{}: this engine has no tokenizer: export the model with its tokenizer.json", f.engine.engine);
   if (!f.prompt.empty()) return s.text.tokenizer->encode(f.prompt, true);
   if (!s.text.chat) return bad_input("{}: this engine has no chat template; use --prompt", f.engine.engine);
   std::string messages;
@@ -48,6 +49,7 @@ Result<int> run(const Flags& f) {
   so.max_batch_size = 1;
   so.kv_type = f.engine.kv_type;
   so.verify_checksums = !f.engine.no_checksums;
+  so.weights = f.engine.weights;
   MI_TRY(const tools::Session s, tools::open_session(so));
   runtime::Request r;
   MI_TRY(r.prompt, prompt_ids(f, s));
@@ -74,16 +76,22 @@ Result<int> run(const Flags& f) {
   const runtime::Completion& c = done.front();
   if (c.finish.reason == runtime::FinishReason::kError) return fail(ErrorCode::kEnvironment, "{}", c.finish.message);
   const double after_first = c.finish.total_seconds - c.finish.ttft_seconds;
-  const double speed = c.finish.completion_tokens > 1 && after_first > 0 ? double(c.finish.completion_tokens - 1) / after_first : 0;
+  const double speed =
+      c.finish.completion_tokens > 1 && after_first > 0 ? double(c.finish.completion_tokens - 1) / after_first : 0;
   if (f.json) {
-    fmt::print("{}\n", dump_json(Json{{"text", c.text}, {"tokens", c.tokens}, {"finish_reason", runtime::finish_reason_name(c.finish.reason)},
-                                      {"prompt_tokens", c.finish.prompt_tokens}, {"completion_tokens", c.finish.completion_tokens},
-                                      {"ttft_s", c.finish.ttft_seconds}, {"tok_s", speed}}));
+    fmt::print("{}\n", dump_json(Json{{"text", c.text},
+                                      {"tokens", c.tokens},
+                                      {"finish_reason", runtime::finish_reason_name(c.finish.reason)},
+                                      {"prompt_tokens", c.finish.prompt_tokens},
+                                      {"completion_tokens", c.finish.completion_tokens},
+                                      {"ttft_s", c.finish.ttft_seconds},
+                                      {"tok_s", speed}}));
   } else {
     std::fputs("\n", stdout);
     if (f.stats)
-      fmt::print(stderr, "{} prompt tokens, {} generated ({}), first token {}, {:.1f} tok/s\n", c.finish.prompt_tokens, c.finish.completion_tokens,
-                 runtime::finish_reason_name(c.finish.reason), human_seconds(c.finish.ttft_seconds), speed);
+      fmt::print(stderr, "{} prompt tokens, {} generated ({}), first token {}, {:.1f} tok/s\n", c.finish.prompt_tokens,
+                 c.finish.completion_tokens, runtime::finish_reason_name(c.finish.reason),
+                 human_seconds(c.finish.ttft_seconds), speed);
   }
   return 0;
 }
@@ -98,7 +106,9 @@ Command add_generate(CLI::App& parent) {
   app->add_option("--chat", f->chat, "one user message, through the model's chat template");
   app->add_option("--system", f->system, "system message for --chat");
   app->add_option("--messages", f->messages, "file with a JSON array of messages");
-  app->add_option("--max-tokens", f->max_tokens, "most tokens to generate")->check(CLI::Range(1, 1 << 24))->capture_default_str();
+  app->add_option("--max-tokens", f->max_tokens, "most tokens to generate")
+      ->check(CLI::Range(1, 1 << 24))
+      ->capture_default_str();
   app->add_option("--temperature", f->temperature, "0: greedy")->capture_default_str();
   app->add_option("--top-k", f->top_k, "0: off")->capture_default_str();
   app->add_option("--top-p", f->top_p)->capture_default_str();
@@ -110,9 +120,10 @@ Command add_generate(CLI::App& parent) {
   app->add_option("--stop", f->stop, "end before this text; may be repeated");
   app->add_flag("--stats", f->stats, "print counts and speed afterwards");
   app->add_flag("--json", f->json, "print one JSON object instead of streaming");
-  app->footer("Examples:\n"
-              "  metainfer generate --engine mini-m3-engine --chat \"What is 23 + 45?\"\n"
-              "  metainfer generate --engine mini-m3-engine --prompt \"Once upon a time\" --temperature 0.8 --seed 1 --stats");
+  app->footer(
+      "Examples:\n"
+      "  metainfer generate --engine mini-m3-engine --chat \"What is 23 + 45?\"\n"
+      "  metainfer generate --engine mini-m3-engine --prompt \"Once upon a time\" --temperature 0.8 --seed 1 --stats");
   return {app, [f]() { return run(*f); }};
 }
 

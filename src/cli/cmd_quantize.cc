@@ -15,7 +15,8 @@ Command add_quantize(CLI::App& parent) {
     double max_kl = 0;
   };
   auto f = std::make_shared<Flags>();
-  CLI::App* app = parent.add_subcommand("quantize", "calibrate a float model and round its matrices to int8 (W8A8) or int4 (W4A8)");
+  CLI::App* app =
+      parent.add_subcommand("quantize", "calibrate a float model and round its matrices to int8 (W8A8) or int4 (W4A8)");
   app->add_option("--model", f->model, "MIR directory, from metainfer export")->required();
   app->add_option("--config", f->config, "recipe (YAML); see the example below")->required();
   app->add_option("--output", f->output, "new MIR directory")->required();
@@ -49,8 +50,10 @@ Command add_quantize(CLI::App& parent) {
             o.compare = !f->no_compare;
             hw::ThreadPool pool(f->threads > 0 ? f->threads : hw::advise_threads().threads);
             MI_TRY(const quant::QuantizeReport r, quant::quantize(o, pool));
-            if (f->json) fmt::print("{}\n", dump_json(quant::report_json(r), 1));
-            else fmt::print("{}written       {}\n", quant::report_text(r), f->output);
+            if (f->json)
+              fmt::print("{}\n", dump_json(quant::report_json(r), 1));
+            else
+              fmt::print("{}written       {}\n", quant::report_text(r), f->output);
             if (f->max_kl > 0 && !(r.mean_kl <= f->max_kl)) {
               fmt::print(stderr, "the mean KL {:.5f} is above the limit {:.5f}\n", r.mean_kl, f->max_kl);
               return 1;

@@ -24,15 +24,15 @@ struct Flags {
   double drain = 30;
 };
 
-// SIGINT and SIGTERM go to one thread: before the server runs they end the program at once, then the first asks for a graceful
-// end and the second ends it.
+// SIGINT and SIGTERM go to one thread: before the server runs they end the program at once, then the first asks for a
+// graceful end and the second ends it.
 class Signals {
  public:
   Signals() {
     sigemptyset(&set_);
     sigaddset(&set_, SIGINT);
     sigaddset(&set_, SIGTERM);
-    pthread_sigmask(SIG_BLOCK, &set_, nullptr);      // inherited by every thread made from here on
+    pthread_sigmask(SIG_BLOCK, &set_, nullptr);  // inherited by every thread made from here on
     std::thread([this] {
       while (true) {
         int signal = 0;
@@ -42,7 +42,7 @@ class Signals {
       }
     }).detach();
   }
-  void serving() { serving_ = true; }       // before anyone is told that the server is there
+  void serving() { serving_ = true; }  // before anyone is told that the server is there
   void wait() { asked_.wait(false); }
 
  private:
@@ -62,7 +62,9 @@ Result<int> run(const Flags& f) {
   server::ServeOptions o;
   o.host = f.host;
   o.port = f.port;
-  if (!f.key_file.empty()) { MI_TRY(o.api_keys, server::read_api_keys(f.key_file)); }
+  if (!f.key_file.empty()) {
+    MI_TRY(o.api_keys, server::read_api_keys(f.key_file));
+  }
 
   const hw::ThreadAdvice advice = hw::advise_threads();
   tools::SessionOptions so;
@@ -73,16 +75,20 @@ Result<int> run(const Flags& f) {
   so.max_tokens_per_step = f.step;
   so.kv_type = f.engine.kv_type;
   so.verify_checksums = !f.engine.no_checksums;
+  so.weights = f.engine.weights;
   MI_TRY(const tools::Session s, tools::open_session(so));
   const artifact::ModelFacts& m = s.engine->manifest().model;
-  fmt::print("model       {} ({}, {}), {} layers, {:.2f} million parameters, {:.2f} million active\n", m.name, m.model_type, m.precision, m.layers,
-             double(m.total_params) / 1e6, double(m.active_params) / 1e6);
+  fmt::print("model       {} ({}, {}), {} layers, {:.2f} million parameters, {:.2f} million active\n", m.name,
+             m.model_type, m.precision, m.layers, double(m.total_params) / 1e6, double(m.active_params) / 1e6);
   fmt::print("cpu         {}: {}\n", hw::cpu_model_name(), hw::describe(hw::cpu()));
   fmt::print("threads     {} ({})\n", so.threads, f.engine.threads > 0 ? "--threads" : advice.reason);
+  fmt::print("weights     {}\n", s.engine->weights_place());
   for (const std::string& line : s.engine->kernel_choices()) fmt::print("kernel      {}\n", line);
-  fmt::print("kv cache    {} pages of {} tokens, {}: {} sequences of {} tokens\n", s.engine->kv_pages(), artifact::kKvPageTokens,
-             human_bytes(double(s.engine->kv_pages()) * double(s.engine->kv_page_bytes())), s.max_batch_size, s.max_seq_len);
-  for (const artifact::Fallback& x : s.engine->manifest().fallbacks) fmt::print("fallback    {}: {} ({})\n", x.where, x.what, x.why);
+  fmt::print("kv cache    {} pages of {} tokens, {}: {} sequences of {} tokens\n", s.engine->kv_pages(),
+             artifact::kKvPageTokens, human_bytes(double(s.engine->kv_pages()) * double(s.engine->kv_page_bytes())),
+             s.max_batch_size, s.max_seq_len);
+  for (const artifact::Fallback& x : s.engine->manifest().fallbacks)
+    fmt::print("fallback    {}: {} ({})\n", x.where, x.what, x.why);
 
   const auto loop = s.make_loop(f.waiting, f.beside);
   const std::string name = f.model.empty() ? m.name : f.model;
@@ -112,12 +118,22 @@ Command add_serve(CLI::App& parent) {
   app->add_option("--port", f->port, "0 picks a free one")->check(CLI::Range(0, 65535))->capture_default_str();
   app->add_option("--model", f->model, "served model name (default: the engine's); - and _ are equal");
   app->add_option("--api-key-file", f->key_file, "file with keys, one a line; then every route but /health needs one");
-  app->add_option("--max-tokens-per-step", f->step, "most token rows in a step (prompt pieces and running answers together)")->check(CLI::Range(1, 1 << 20))->capture_default_str();
-  app->add_option("--prefill-beside-decodes", f->beside, "most prompt tokens in a step while answers are running: bounds the gap in their streams")->check(CLI::Range(1, 1 << 20))->capture_default_str();
-  app->add_option("--max-waiting", f->waiting, "accepted requests that may wait; more get 429")->check(CLI::Range(1, 1 << 20))->capture_default_str();
+  app->add_option("--max-tokens-per-step", f->step,
+                  "most token rows in a step (prompt pieces and running answers together)")
+      ->check(CLI::Range(1, 1 << 20))
+      ->capture_default_str();
+  app->add_option("--prefill-beside-decodes", f->beside,
+                  "most prompt tokens in a step while answers are running: bounds the gap in their streams")
+      ->check(CLI::Range(1, 1 << 20))
+      ->capture_default_str();
+  app->add_option("--max-waiting", f->waiting, "accepted requests that may wait; more get 429")
+      ->check(CLI::Range(1, 1 << 20))
+      ->capture_default_str();
   app->add_option("--drain-seconds", f->drain, "time for running answers after SIGTERM")->capture_default_str();
-  app->footer("Prints 'listening on http://HOST:PORT' when it is ready. SIGTERM or Ctrl-C: ends gracefully; twice: at once.\nExample:\n"
-              "  metainfer serve --engine mini-m3-engine --host 0.0.0.0 --port 8000 --max-batch-size 32 --max-seq-len 4096");
+  app->footer(
+      "Prints 'listening on http://HOST:PORT' when it is ready. SIGTERM or Ctrl-C: ends gracefully; twice: at "
+      "once.\nExample:\n"
+      "  metainfer serve --engine mini-m3-engine --host 0.0.0.0 --port 8000 --max-batch-size 32 --max-seq-len 4096");
   return {app, [f]() { return run(*f); }};
 }
 

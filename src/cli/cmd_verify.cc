@@ -29,10 +29,13 @@ Result<int> run(Flags& f, bool logits_given, bool hidden_given) {
     MI_TRY(r, tools::verify_tensors(f.model, f.reference, so, f.limits));
   } else {
     MI_TRY(const tools::Session s, tools::open_session(so));
-    MI_TRY(r, f.reference.empty() ? tools::verify_mir(s, f.model, f.limits) : tools::verify_reference(s, f.reference, f.limits));
+    MI_TRY(r, f.reference.empty() ? tools::verify_mir(s, f.model, f.limits)
+                                  : tools::verify_reference(s, f.reference, f.limits));
   }
-  if (f.json) fmt::print("{}\n", dump_json(tools::verify_json(r), 1));
-  else fmt::print("{}", tools::verify_text(r));
+  if (f.json)
+    fmt::print("{}\n", dump_json(tools::verify_json(r), 1));
+  else
+    fmt::print("{}", tools::verify_text(r));
   return r.ok() ? 0 : 1;
 }
 
@@ -40,21 +43,29 @@ Result<int> run(Flags& f, bool logits_given, bool hidden_given) {
 
 Command add_verify(CLI::App& parent) {
   auto f = std::make_shared<Flags>();
-  CLI::App* app = parent.add_subcommand("verify", "compare an engine with a reference: layer outputs, routing, logits, greedy tokens; or a model's weights");
+  CLI::App* app = parent.add_subcommand(
+      "verify",
+      "compare an engine with a reference: layer outputs, routing, logits, greedy tokens; or a model's weights");
   app->add_option("--engine", f->engine, "engine directory");
-  app->add_option("--reference", f->reference, "safetensors file with recorded inputs and outputs, and weights (dequant.NAME) for --model");
+  app->add_option("--reference", f->reference,
+                  "safetensors file with recorded inputs and outputs, and weights (dequant.NAME) for --model");
   app->add_option("--model", f->model, "MIR directory: its plain float graph is run");
   app->add_option("--threads", f->threads)->check(CLI::Range(1, 1024));
   app->add_option("--kv-type", f->kv_type, "f32, bf16 or int8")->check(CLI::IsMember({"f32", "bf16", "int8"}));
-  auto* logits = app->add_option("--logits-max-abs", f->limits.logits_max_abs, "float engines: largest difference of a logit (default: the reference's own)");
-  auto* hidden = app->add_option("--hidden-max-abs", f->limits.hidden_max_abs, "float engines: largest difference of a layer's output");
+  auto* logits = app->add_option("--logits-max-abs", f->limits.logits_max_abs,
+                                 "float engines: largest difference of a logit (default: the reference's own)");
+  auto* hidden = app->add_option("--hidden-max-abs", f->limits.hidden_max_abs,
+                                 "float engines: largest difference of a layer's output");
   app->add_option("--max-kl", f->limits.max_kl, "int8 engines: mean KL divergence per token")->capture_default_str();
-  app->add_option("--max-layer-deviation", f->limits.max_layer_deviation, "int8 engines: relative rms difference of a layer's output")->capture_default_str();
+  app->add_option("--max-layer-deviation", f->limits.max_layer_deviation,
+                  "int8 engines: relative rms difference of a layer's output")
+      ->capture_default_str();
   app->add_flag("--json", f->json, "print the rows as JSON");
-  app->footer("Exit code 0: within limits; 1: not, and the first difference is named.\nExamples:\n"
-              "  metainfer verify --engine E --reference golden.safetensors\n"
-              "  metainfer verify --engine mini-m3-engine --model mini-m3-mir\n"
-              "  metainfer verify --model mini-m3-mir --reference expected.safetensors");
+  app->footer(
+      "Exit code 0: within limits; 1: not, and the first difference is named.\nExamples:\n"
+      "  metainfer verify --engine E --reference golden.safetensors\n"
+      "  metainfer verify --engine mini-m3-engine --model mini-m3-mir\n"
+      "  metainfer verify --model mini-m3-mir --reference expected.safetensors");
   return {app, [f, logits, hidden]() { return run(*f, logits->count() > 0, hidden->count() > 0); }};
 }
 

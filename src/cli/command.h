@@ -1,6 +1,7 @@
 #pragma once
-// The table of subcommands. A command is: flags -> options struct -> one library call -> print. It returns the exit code
-// (0 ok, 1 the check it ran failed) or an Error, whose code is the exit code (2 usage, 3 environment, 4 bad input).
+// The table of subcommands. A command is: flags -> options struct -> one library call -> print. It returns the exit
+// code (0 ok, 1 the check it ran failed) or an Error, whose code is the exit code (2 usage, 3 environment, 4 bad
+// input).
 
 #include <CLI/CLI.hpp>
 #include <functional>
@@ -26,7 +27,9 @@ Command add_generate(CLI::App& app);
 Command add_verify(CLI::App& app);
 Command add_eval(CLI::App& app);
 Command add_bench(CLI::App& app);
+Command add_profile(CLI::App& app);
 Command add_inspect(CLI::App& app);
+Command add_convert(CLI::App& app);
 
 // Flags that several commands share.
 struct EngineFlags {
@@ -35,6 +38,7 @@ struct EngineFlags {
   int64_t max_seq_len = 0;
   int64_t max_batch_size = 32;
   std::string kv_type;
+  std::string weights = "auto";
   bool no_checksums = false;
 };
 void add_engine_flags(CLI::App& app, EngineFlags* f);

@@ -40,17 +40,20 @@ int usage_error(const CLI::App& app, const CLI::ParseError& e) {
     if (flag) {
       for (const CLI::Option* o : at->get_options()) known.push_back("--" + o->get_single_name());
     } else {
-      for (const CLI::App* sub : app.get_subcommands([](const CLI::App*) { return true; })) known.push_back(sub->get_name());
+      for (const CLI::App* sub : app.get_subcommands([](const CLI::App*) { return true; }))
+        known.push_back(sub->get_name());
     }
     const std::string near = mi::nearest_name(extras.front(), known);
-    fmt::print(stderr, "error: unknown {} {}{}\n", flag ? "flag" : "argument", mi::clean_utf8(extras.front()), near.empty() ? "" : fmt::format(" (did you mean {}?)", near));
+    fmt::print(stderr, "error: unknown {} {}{}\n", flag ? "flag" : "argument", mi::clean_utf8(extras.front()),
+               near.empty() ? "" : fmt::format(" (did you mean {}?)", near));
   }
   fmt::print(stderr, "see: metainfer {}--help\n", at == &app ? "" : at->get_name() + " ");
   return int(mi::ErrorCode::kUsage);
 }
 
 int run(int argc, char** argv) {
-  CLI::App app{"metainfer: compile a mixture-of-experts model once, serve it fast, and show that nothing broke", "metainfer"};
+  CLI::App app{"metainfer: compile a mixture-of-experts model once, serve it fast, and show that nothing broke",
+               "metainfer"};
   app.set_version_flag("--version", std::string("metainfer ") + mi::version());
   app.require_subcommand(1);
   app.footer(
@@ -64,13 +67,14 @@ int run(int argc, char** argv) {
   app.add_flag("-q,--quiet", quiet, "no progress lines");
   app.fallthrough();
 
-  const Command commands[] = {mi::cli::add_export(app),   mi::cli::add_quantize(app), mi::cli::add_build(app),
-                              mi::cli::add_serve(app),    mi::cli::add_generate(app), mi::cli::add_verify(app),
-                              mi::cli::add_eval(app),     mi::cli::add_bench(app),    mi::cli::add_inspect(app)};
+  const Command commands[] = {mi::cli::add_export(app),  mi::cli::add_quantize(app), mi::cli::add_build(app),
+                              mi::cli::add_serve(app),   mi::cli::add_generate(app), mi::cli::add_verify(app),
+                              mi::cli::add_eval(app),    mi::cli::add_bench(app),    mi::cli::add_profile(app),
+                              mi::cli::add_inspect(app), mi::cli::add_convert(app)};
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& e) {
-    if (e.get_exit_code() == 0) return app.exit(e);      // --help, --version
+    if (e.get_exit_code() == 0) return app.exit(e);  // --help, --version
     return usage_error(app, e);
   }
   mi::Progress::set_quiet(quiet);

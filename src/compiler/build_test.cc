@@ -58,6 +58,12 @@ class Build : public ::testing::Test {
   Path dir_;
 };
 
+Result<artifact::LoadedArtifact> open_checked(const Path& dir) {
+  MI_TRY(artifact::LoadedArtifact a, artifact::open_artifact(dir));
+  MI_TRY_VOID(artifact::verify_weights(a));
+  return a;
+}
+
 const artifact::WeightTensor& tensor(const artifact::LoadedArtifact& a, const std::string& name) {
   for (const auto& w : a.manifest.weights)
     if (w.name == name) return w;
@@ -72,7 +78,7 @@ TEST_F(Build, EveryLevelAndFormatOpens) {
       o.force = true;
       const auto r = build_engine(o);
       ASSERT_TRUE(r.ok()) << matrices << " O" << level << ": " << r.error().message();
-      const auto a = artifact::open_artifact(o.output, true);
+      const auto a = open_checked(o.output);
       ASSERT_TRUE(a.ok()) << matrices << " O" << level << ": " << a.error().message();
       EXPECT_EQ(a->manifest.model.precision, std::string(matrices) == "w8a8"       ? "w8a8"
                                              : std::string(matrices) == "w4a8_g32" ? "w4a8"
@@ -109,7 +115,7 @@ TEST_F(Build, FusionShrinksTheProgram) {
 TEST_F(Build, Int8NumbersAreWhereTheLayoutSaysTheyAre) {
   const BuildOptions o = options("w8a8");
   ASSERT_TRUE(build_engine(o).ok());
-  const auto a = artifact::open_artifact(o.output, true);
+  const auto a = open_checked(o.output);
   ASSERT_TRUE(a.ok());
   // q, k and v of a layer, stacked.
   const std::vector<std::pair<std::string, int64_t>> parts = {
@@ -148,7 +154,7 @@ TEST_F(Build, Int4NumbersAreWhereTheLayoutSaysTheyAre) {
       for (float& x : v) x = -to_f32(to_bf16(x));
   });
   ASSERT_TRUE(build_engine(o).ok());
-  const auto a = artifact::open_artifact(o.output, true);
+  const auto a = open_checked(o.output);
   ASSERT_TRUE(a.ok());
   const auto number = [&](const artifact::WeightTensor& t, int64_t e, int64_t n, int64_t k) {
     const auto* w = reinterpret_cast<const uint8_t*>(view_weight(*a, t) + e * t.expert_stride);
@@ -196,7 +202,7 @@ TEST_F(Build, FloatNumbersByPrecision) {
   for (const char* precision : {"", "fp32", "bf16"}) {
     o.precision = precision;
     ASSERT_TRUE(build_engine(o).ok());
-    const auto a = artifact::open_artifact(o.output, true);
+    const auto a = open_checked(o.output);
     ASSERT_TRUE(a.ok());
     const bool half = o.precision == "bf16";
     const std::string name = "layers.0.attn.o.weight", norm = "layers.0.attn.norm.weight",
@@ -338,7 +344,7 @@ TEST_F(Build, KilledAtAnyMomentLeavesNoEngine) {
     waitpid(child, &status, 0);
     killed += WIFSIGNALED(status);
     if (fs::exists(o.output)) {  // the child was done before the signal
-      EXPECT_TRUE(artifact::open_artifact(o.output, true).ok());
+      EXPECT_TRUE(open_checked(o.output).ok());
       fs::remove_all(o.output);
     }
   }

@@ -1,11 +1,15 @@
 // The build's report as text, JSON and a page.
 
+#include "base/html.h"
 #include "base/util.h"
 #include "compiler/build.h"
 #include "compiler/kv_plan.h"
 
 namespace mi::compiler {
 namespace {
+
+using html::escape;
+using html::row;
 
 std::string count_text(int64_t n) {
   if (n >= 1'000'000'000) return fmt::format("{:.2f} billion", double(n) / 1e9);
@@ -22,29 +26,6 @@ std::string pass_note(const artifact::PassReport& p) {
   if (p.skipped) return "skipped";
   if (!p.changed) return "nothing to do";
   return fmt::format("{} -> {} nodes", p.nodes_before, p.nodes_after);
-}
-
-std::string escape(std::string_view s) {
-  std::string out;
-  for (char c : s) {
-    if (c == '<')
-      out += "&lt;";
-    else if (c == '>')
-      out += "&gt;";
-    else if (c == '&')
-      out += "&amp;";
-    else if (c == '"')
-      out += "&quot;";
-    else
-      out += c;
-  }
-  return out;
-}
-
-std::string row(const std::vector<std::string>& cells, const char* tag = "td") {
-  std::string out = "<tr>";
-  for (const auto& c : cells) out += fmt::format("<{0}>{1}</{0}>", tag, escape(c));
-  return out + "</tr>\n";
 }
 
 // Bars of the arena: time (instructions) to the right, bytes per token downwards. Buffers of the prologue and the first
@@ -139,14 +120,7 @@ Json report_json(const BuildReport& r) {
 
 std::string report_html(const BuildReport& r) {
   const artifact::Manifest& m = r.manifest;
-  std::string out = fmt::format(
-      "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"><title>{0}: engine report</title>\n"
-      "<style>body{{font:15px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem;color:#222}}"
-      "table{{border-collapse:collapse;margin:.5rem 0 1.5rem}}td,th{{border:1px solid #ccc;padding:.25rem "
-      ".6rem;text-align:left}}"
-      "th{{background:#f3f3f3}}pre{{background:#f3f3f3;padding:.6rem;overflow:auto}}</style></head><body>\n<h1>{0}</"
-      "h1>\n<p>{1}</p>\n",
-      escape(m.model.name), escape(model_line(m.model)));
+  std::string out = fmt::format("<p>{}</p>\n", escape(model_line(m.model)));
   out += "<h2>Sizes</h2><table>\n" + row({"what", "size"}, "th");
   out += row({"weights of the model", human_bytes(double(r.source_bytes))});
   out += row({"weights.bin", human_bytes(double(m.memory.weight_bytes))});
@@ -175,7 +149,7 @@ std::string report_html(const BuildReport& r) {
   }
   out += "<h2>Options</h2><table>\n" + row({"option", "value"}, "th");
   for (const auto& [k, v] : m.options) out += row({k, v});
-  return out + "</table>\n</body></html>\n";
+  return html::page(m.model.name + ": engine report", out + "</table>\n");
 }
 
 }  // namespace mi::compiler

@@ -37,7 +37,8 @@ struct Context {
   const kernels::GemmKernel* gemm[4] = {};           // by GemmFormat
   std::vector<std::unique_ptr<kernels::RopeTable>> rope_tables;
   std::vector<const kernels::RopeTable*> rope;       // by instruction; null for other ops
-  Region arena, kv;
+  Region memory, arena, kv;                           // memory: the weights, where they were read
+  std::string weights_place;
   std::vector<kernels::KvCache> caches;              // by layer, into kv
   int64_t kv_page_bytes = 0;
   int64_t max_positions = 0;                         // of a sequence: what rope tables and pages allow
@@ -114,5 +115,6 @@ int64_t grouped_scratch_bytes(const Context& c, const artifact::Instr& i);
 
 // kernel_choices.cc
 std::vector<std::string> describe_kernels(const Context& c);
+KernelChoice describe_kernel(const Context& c, const artifact::Instr& i);
 
 }  // namespace mi::exec

@@ -13,6 +13,7 @@
 #include "artifact/types.h"
 #include "base/result.h"
 #include "exec/batch.h"
+#include "exec/timing.h"
 #include "hw/cpu.h"
 #include "hw/thread_pool.h"
 
@@ -25,6 +26,7 @@ struct LoadOptions {
   int64_t kv_pages = 64;               // pages of 64 tokens, all layers each
   std::string kv_type;                 // "", "f32", "bf16", "int8"; "" = the engine's default
   bool verify_checksums = true;
+  std::string weights = "auto";        // "read" into huge pages, "map" the file, "auto": read when the memory is there
   std::function<void(int64_t done_bytes, int64_t total_bytes)> progress;   // may be empty
   std::optional<hw::CpuFeatures> cpu;  // kernels are chosen for it instead of hw::cpu(); tests compare ISAs in one process
 };
@@ -44,6 +46,19 @@ struct Tap {
   std::function<void(const TapEvent&)> see;
 };
 
+// Which kernel runs an instruction, and why this one.
+struct KernelChoice {
+  std::string kernel;   // "int8 gemm_i8_avx512vnni"
+  std::string why;      // "needs avx512 avx512_vnni, which this CPU has; gemm_i8_amx needs amx_int8, which it lacks"
+};
+
+// Memory that the engine planned, as it lies in this process.
+struct MemoryPart {
+  std::string name;     // "weights", "KV cache", "activations"
+  const void* data = nullptr;
+  int64_t bytes = 0;
+};
+
 class Engine {
  public:
   static Result<std::unique_ptr<Engine>> load(const std::filesystem::path& dir, const LoadOptions& o, hw::ThreadPool& pool);
@@ -60,6 +75,13 @@ class Engine {
   virtual std::span<const float> run(const Batch& b) = 0;
 
   virtual void set_tap(const Tap* tap) = 0;         // nullptr: none. Not owned.
+
+  // "2.6 GB read into huge pages", "2.6 GB mapped (only 1.9 GB of memory are available)": for the start-up print.
+  virtual std::string weights_place() const = 0;
+  virtual void set_timing(Timing* timing) = 0;      // nullptr: none, then nothing is measured. Not owned.
+
+  virtual KernelChoice kernel_choice(size_t instr) const = 0;   // instr: place in the program
+  virtual std::vector<MemoryPart> memory() const = 0;
 
   // "linear layers.*.attn: int8 gemm_i8_avx512vnni": which kernel serves which op, for the start-up print.
   virtual std::vector<std::string> kernel_choices() const = 0;

@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "exec/test_oracle.h"
+#include "kernels/gemm/gemm.h"
 
 namespace mi::exec {
 namespace {
@@ -268,6 +269,112 @@ TEST(Engine, TapsSeeRowsAsFloats) {
   EXPECT_EQ(layers, 3) << "no tap, no events";
 }
 
+TEST(Engine, WeightsInMemoryOrMappedAreTheSame) {
+  const TestModel model(ModelShape{});
+  hw::ThreadPool pool(2);
+  const auto ids = random_ids(5, 20);
+  std::vector<Logits> found;
+  for (const char* place : {"read", "map", "auto"}) {
+    LoadOptions o;
+    o.weights = place;
+    const auto engine = model.load(pool, o);
+    EXPECT_NE(engine->weights_place().find(std::string_view(place) == "map" ? "mapped" : "read into memory"), std::string::npos) << engine->weights_place();
+    Runner r(*engine, {ids});
+    r.run_all(0, true);
+    found.push_back(r.logits[0]);
+  }
+  EXPECT_EQ(found[0], found[1]);
+  EXPECT_EQ(found[0], found[2]);
+}
+
+TEST(Engine, TimesCoverEveryInstructionOfEveryStep) {
+  ModelShape shape;
+  shape.packing = Packing::kPackedI8;
+  shape.fused = true;
+  const TestModel model(shape);
+  hw::ThreadPool pool(2);
+  const auto engine = model.load(pool);
+  const auto ids = random_ids(11, 20);
+  const std::vector<int32_t> pages = {0};
+  const std::span<const int32_t> tokens(ids);
+  Timing t;
+  t.steps = 99;
+  engine->set_timing(&t);
+  const auto& program = model.manifest().program;
+  ASSERT_EQ(t.instrs.size(), program.size());
+  EXPECT_EQ(t.steps, 0) << "set_timing starts anew";
+  const int64_t jobs = pool.jobs();
+  engine->run({{{tokens.first(12), 0, pages, 12}}});      // no logits: the head is left out
+  engine->run({{{tokens.subspan(12), 12, pages, 7}}});
+  EXPECT_EQ(t.steps, 2);
+  int64_t sum = 0, counted = 0, left_out = 0, last = -1;
+  for (size_t n = 0; n < program.size(); ++n) {
+    const bool head = program[n].out[0].type.rows == Rows::kLogit;
+    EXPECT_EQ(t.instrs[n].calls, head ? 1 : 2) << program[n].name;
+    EXPECT_GT(t.instrs[n].ns, 0) << program[n].name;
+    EXPECT_GT(t.instrs[n].start_ns, last) << "in the order of the program";
+    last = t.instrs[n].start_ns;
+    sum += t.instrs[n].ns;
+    counted += t.instrs[n].pool_jobs;
+    left_out += head;
+  }
+  EXPECT_GT(left_out, 0);
+  EXPECT_LE(sum, t.ns);
+  EXPECT_EQ(counted, pool.jobs() - jobs) << "the pool works for instructions only";
+  engine->set_timing(nullptr);
+  engine->run({{{tokens.first(1), 0, pages, 0}}});
+  EXPECT_EQ(t.steps, 2) << "no timing, no times";
+}
+
+TEST(Engine, SameLogitsWithTimes) {
+  const TestModel model(ModelShape{});
+  hw::ThreadPool pool(2);
+  const auto engine = model.load(pool);
+  Runner plain(*engine, {random_ids(12, 30)}), timed(*engine, {random_ids(12, 30)});
+  plain.run_all(7, true);
+  Timing t;
+  engine->set_timing(&t);
+  timed.run_all(7, true);
+  expect_same_bits(plain.logits, timed.logits, "timed");
+}
+
+TEST(Engine, SaysWhichKernelRunsAnInstructionAndWhy) {
+  ModelShape shape;
+  shape.packing = Packing::kPackedI8;
+  const TestModel model(shape);
+  hw::ThreadPool pool(1);
+  LoadOptions o;
+  o.cpu = hw::CpuFeatures{};
+  const auto engine = model.load(pool, o);
+  const auto& program = model.manifest().program;
+  int matrices = 0;
+  for (size_t n = 0; n < program.size(); ++n) {
+    const KernelChoice k = engine->kernel_choice(n);
+    EXPECT_FALSE(k.kernel.empty());
+    EXPECT_FALSE(k.why.empty());
+    if (k.kernel.find("gemm_i8") == std::string::npos) continue;
+    ++matrices;
+    EXPECT_EQ(k.kernel, "int8 gemm_i8_scalar");
+    EXPECT_NE(k.why.find("every CPU runs"), std::string::npos) << k.why;
+    for (const kernels::GemmKernel& other : kernels::gemm_kernels()) {
+      if (other.format == kernels::GemmFormat::kI8 && *other.needs) EXPECT_NE(k.why.find(other.name), std::string::npos) << "why not " << other.name;
+    }
+  }
+  EXPECT_GT(matrices, 2);
+}
+
+TEST(Engine, SaysWhereItsMemoryIs) {
+  const TestModel model(ModelShape{});
+  hw::ThreadPool pool(1);
+  const auto engine = model.load(pool);
+  const auto parts = engine->memory();
+  ASSERT_EQ(parts.size(), 3u);
+  EXPECT_EQ(parts[0].bytes, model.manifest().memory.weight_bytes);
+  EXPECT_EQ(parts[1].bytes, engine->kv_pages() * engine->kv_page_bytes());
+  EXPECT_EQ(parts[2].bytes, engine->arena_bytes());
+  for (const MemoryPart& p : parts) EXPECT_NE(p.data, nullptr) << p.name;
+}
+
 TEST(Engine, SaysWhatItLoadedAndRefusesWhatItCannot) {
   const TestModel model(ModelShape{});
   hw::ThreadPool pool(1);
@@ -297,6 +404,11 @@ TEST(Engine, SaysWhatItLoadedAndRefusesWhatItCannot) {
   ASSERT_FALSE(refused.ok());
   EXPECT_EQ(refused.error().code(), ErrorCode::kUsage);
   EXPECT_NE(refused.error().message().find("f32, bf16 or int8"), std::string::npos);
+  o = {};
+  o.weights = "disk";
+  refused = Engine::load(model.dir(), o, pool);
+  ASSERT_FALSE(refused.ok());
+  EXPECT_NE(refused.error().message().find("auto, read or map"), std::string::npos);
   o = {};
   o.kv_pages = int64_t(1) << 45;
   refused = Engine::load(model.dir(), o, pool);

@@ -32,7 +32,41 @@ std::string kernel_of(const Context& c, const Instr& i) {
   return text.empty() ? float_isa(c.cpu) : text;
 }
 
+// Why the register's choice for this format fell on the kernel it did.
+std::string why_gemm(const Context& c, kernels::GemmFormat format) {
+  const kernels::GemmKernel& chosen = *c.gemm[size_t(format)];
+  std::string text = *chosen.needs ? fmt::format("the first in the register that this CPU runs (it has {})", chosen.needs)
+                                   : "the reference, which every CPU runs";
+  for (const kernels::GemmKernel& k : kernels::gemm_kernels()) {
+    if (&k == &chosen) break;
+    if (k.format == format) text += fmt::format("; {} needs {}", k.name, k.needs);
+  }
+  return text;
+}
+
+std::string why_float(const Context& c) {
+  const std::string isa = float_isa(c.cpu);
+  if (isa == "avx512") return "the widest build; this CPU has avx512";
+#if defined(MI_SCALAR_ONLY)
+  return "the only build of a program without ISA-specific kernels";
+#else
+  return isa == "avx2" ? "avx512 is absent or capped" : "avx2 and avx512 are absent or capped";
+#endif
+}
+
 }  // namespace
+
+KernelChoice describe_kernel(const Context& c, const Instr& i) {
+  KernelChoice choice{kernel_of(c, i), {}};
+  for (const artifact::InstrWeight& w : i.weights) {
+    const Weight& weight = c.weights[size_t(w.tensor)];
+    if (weight.info->packing == artifact::Packing::kPlain) continue;
+    const std::string why = why_gemm(c, gemm_format(weight));
+    if (choice.why.find(why) == std::string::npos) choice.why += (choice.why.empty() ? "" : "; ") + why;
+  }
+  if (choice.why.empty()) choice.why = why_float(c);
+  return choice;
+}
 
 std::vector<std::string> describe_kernels(const Context& c) {
   std::vector<std::pair<std::string, int>> lines;      // in program order, with the number of layers

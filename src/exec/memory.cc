@@ -9,11 +9,24 @@
 #include "base/util.h"
 
 namespace mi::exec {
+namespace {
+constexpr int64_t kHugePage = 2 << 20;
+}
 
 Result<Region> Region::map(int64_t bytes, const std::string& what) {
   Region r;
   if (bytes == 0) return r;
-  void* p = mmap(nullptr, size_t(bytes), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  // From a multiple of the huge page's size, else the first and last part could not be huge.
+  const size_t slack = bytes >= kHugePage ? size_t(kHugePage) : 0;
+  void* p = mmap(nullptr, size_t(bytes) + slack, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (p != MAP_FAILED && slack > 0) {
+    char* const all = static_cast<char*>(p);
+    char* const from = reinterpret_cast<char*>((reinterpret_cast<uintptr_t>(all) + slack - 1) / slack * slack);
+    char* const end = reinterpret_cast<char*>((reinterpret_cast<uintptr_t>(from) + size_t(bytes) + 4095) / 4096 * 4096);
+    if (from > all) munmap(all, size_t(from - all));
+    if (char* const last = all + (size_t(bytes) + slack + 4095) / 4096 * 4096; last > end) munmap(end, size_t(last - end));
+    p = from;
+  }
   if (p == MAP_FAILED) return fail(ErrorCode::kEnvironment, "no memory for {} ({}): {}", what, human_bytes(double(bytes)), std::strerror(errno));
   madvise(p, size_t(bytes), MADV_HUGEPAGE);   // advice: a kernel without it is fine
   r.data_ = static_cast<std::byte*>(p);

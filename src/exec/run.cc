@@ -48,9 +48,31 @@ class EngineImpl : public Engine {
   int64_t kv_page_bytes() const override { return c_->kv_page_bytes; }
   int64_t arena_bytes() const override { return c_->arena.bytes(); }
   void set_tap(const Tap* tap) override { tap_.set(tap, manifest()); }
+  std::string weights_place() const override { return c_->weights_place; }
+  void set_timing(Timing* timing) override {
+    timing_ = timing;
+    if (timing) *timing = {std::vector<InstrTime>(manifest().program.size()), 0, 0};
+  }
+  KernelChoice kernel_choice(size_t instr) const override { return describe_kernel(*c_, manifest().program[instr]); }
+  std::vector<MemoryPart> memory() const override {
+    const auto weights = c_->artifact.bytes;
+    return {{"weights", weights.data(), int64_t(weights.size())},
+            {"KV cache", c_->kv.data(), c_->kv.bytes()},
+            {"activations", c_->arena.data(), c_->arena.bytes()}};
+  }
   std::vector<std::string> kernel_choices() const override { return describe_kernels(*c_); }
 
   std::span<const float> run(const Batch& b) override {
+    if (!timing_) return step(b, [this](const Instr& i, size_t n) { run_instr(*c_, i, n); });
+    StepClock clock(timing_);
+    return step(b, [&](const Instr& i, size_t n) {
+      clock.time(n, [&] { run_instr(*c_, i, n); }, [this] { return c_->pool->jobs(); });
+    });
+  }
+
+ private:
+  template <typename RunInstr>
+  std::span<const float> step(const Batch& b, RunInstr run) {
     fill_rows(b);
     if (c_->tokens == 0) return {};
     const auto& program = manifest().program;
@@ -58,13 +80,12 @@ class EngineImpl : public Engine {
       const Instr& i = program[n];
       if (c_->logit_count == 0 && i.out[0].type.rows == Rows::kLogit) continue;
       tap_.before(*c_, i, n);
-      run_instr(*c_, i, n);
+      run(i, n);
       tap_.after(*c_, i, n);
     }
     return logits();
   }
 
- private:
   void fill_rows(const Batch& b) {
     Context& c = *c_;
     c.ids.clear();
@@ -104,6 +125,7 @@ class EngineImpl : public Engine {
 
   std::unique_ptr<Context> c_;
   TapRunner tap_;
+  Timing* timing_ = nullptr;
 };
 
 }  // namespace

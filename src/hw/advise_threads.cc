@@ -5,6 +5,7 @@
 #include <fstream>
 #include <sstream>
 
+#include "hw/cgroup.h"
 #include "hw/cpu_quota.h"
 #include "hw/thread_pool.h"
 
@@ -37,33 +38,13 @@ std::optional<double> quota_v1(const fs::path& dir) {
   return quota / period;
 }
 
-// The least quota of `group` and all its parents under `mount`.
-template <typename Read>
-void walk_up(const fs::path& mount, const std::string& group, Read read, std::optional<double>* least) {
-  fs::path rel = fs::path(group).relative_path();
-  while (true) {
-    if (const auto q = read(mount / rel); q && (!*least || *q < **least)) *least = q;
-    if (rel.empty()) return;
-    rel = rel.parent_path();
-  }
-}
-
 }  // namespace
 
 std::optional<double> cpu_quota(const fs::path& root) {
   std::optional<double> least;
-  std::ifstream f(root / "proc/self/cgroup");
-  for (std::string line; std::getline(f, line);) {
-    const size_t a = line.find(':'), b = a == std::string::npos ? a : line.find(':', a + 1);
-    if (b == std::string::npos) continue;
-    const std::string controllers = line.substr(a + 1, b - a - 1), group = line.substr(b + 1);
-    if (controllers.empty()) {
-      walk_up(root / "sys/fs/cgroup", group, quota_v2, &least);
-      walk_up(root / "sys/fs/cgroup/unified", group, quota_v2, &least);
-    } else if (("," + controllers + ",").find(",cpu,") != std::string::npos) {
-      for (const char* name : {"cpu", "cpu,cpuacct", "cpuacct,cpu"}) walk_up(root / "sys/fs/cgroup" / name, group, quota_v1, &least);
-    }
-  }
+  visit_cgroups(root, "cpu", [&](const fs::path& dir, bool v2) {
+    if (const auto q = v2 ? quota_v2(dir) : quota_v1(dir); q && (!least || *q < *least)) least = q;
+  });
   return least;
 }
 

@@ -42,6 +42,7 @@ CpuFeatures detect_cpu() {
   f.avx512 = zmm && f.avx2 && bit(r7.b, 16) && bit(r7.b, 17) && bit(r7.b, 30) && bit(r7.b, 31);              // F, DQ, BW, VL
   f.avx512_vnni = f.avx512 && bit(r7.c, 11);
   f.avx512_bf16 = f.avx512 && bit(r71.a, 5);
+  // The permission is the process's: threads that run already have it too, a forked child inherits it, exec loses it.
   const bool granted = tiles && bit(r7.d, 24) && syscall(SYS_arch_prctl, kArchReqXcompPerm, kXfeatureTileData) == 0;
   f.amx_int8 = granted && bit(r7.d, 25);
   f.amx_bf16 = granted && bit(r7.d, 22);

@@ -52,6 +52,14 @@ TEST(ThreadPoolTest, EveryTaskOnce) {
   }
 }
 
+TEST(ThreadPoolTest, CountsTheJobsThatCallTheWorkers) {
+  ThreadPool pool(2), alone(1);
+  for (ThreadPool* p : {&pool, &alone}) {
+    for (int64_t tasks : {0, 1, 2, 5}) p->run(tasks, [](int64_t, int) {});
+    EXPECT_EQ(p->jobs(), p == &pool ? 2 : 0) << "one task, or one thread, calls nobody";
+  }
+}
+
 TEST(ThreadPoolTest, ManySmallJobsSeeEachOthersWrites) {
   ThreadPool pool(3);
   std::vector<int64_t> sums(16, 0);

@@ -114,6 +114,7 @@ ThreadPool::~ThreadPool() {
 }
 
 int ThreadPool::threads() const { return int(impl_->workers.size()) + 1; }
+int64_t ThreadPool::jobs() const { return int64_t(impl_->state.load(std::memory_order_relaxed) / Impl::kJob); }
 
 void ThreadPool::run(int64_t tasks, const std::function<void(int64_t, int)>& fn) {
   if (tasks <= 0) return;

@@ -17,6 +17,8 @@ class ThreadPool {
   ThreadPool(const ThreadPool&) = delete;
 
   int threads() const;
+  // How often run() has called the workers so far: what fork and join cost is paid this often.
+  int64_t jobs() const;
 
   // Calls fn(task, worker) for every task in [0, tasks), each exactly once, handed out dynamically; worker in
   // [0, threads()). Returns when all are done. Only one caller at a time; fn must not call back into the pool.

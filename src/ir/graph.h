@@ -59,6 +59,8 @@ struct WeightDecl {
   bool operator==(const WeightDecl&) const = default;
 };
 
+// Columns of a value, rows of stacked matrices: more are illegal, so that products of two sizes stay inside int64.
+inline constexpr int64_t kMaxCols = int64_t(1) << 40;
 // "bf16", "w8a8", "w4a8_g128": the word of the text form.
 std::string format_text(const WeightDecl& d);
 inline bool is_quantized(const WeightDecl& d) { return d.format != WeightFormat::kFloat; }

@@ -20,12 +20,11 @@ template <typename... Args>
 }
 
 using Types = std::vector<ValueType>;
-constexpr int64_t kMaxDim = int64_t(1) << 40;  // keeps products of two sizes inside int64 after the check in product()
 
 // a * b, both at least 0.
 int64_t product(int64_t a, int64_t b, std::string_view what) {
   int64_t r = 0;
-  if (__builtin_mul_overflow(a, b, &r) || r > kMaxDim) refuse("{} is too large: {} * {}", what, a, b);
+  if (__builtin_mul_overflow(a, b, &r) || r > kMaxCols) refuse("{} is too large: {} * {}", what, a, b);
   return r;
 }
 
@@ -137,7 +136,7 @@ class Rule {
     expect_rows(i, r);
   }
   void positive(int64_t v, std::string_view name) const {
-    if (v <= 0 || v > kMaxDim) refuse("{} has to be positive, it is {}", name, v);
+    if (v <= 0 || v > kMaxCols) refuse("{} has to be positive, it is {}", name, v);
   }
 
   // ---- weights

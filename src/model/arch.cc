@@ -11,6 +11,13 @@ namespace {
 constexpr int64_t kMaxSize = int64_t(1) << 31;  // products of two sizes fit
 constexpr int64_t kMaxHeadDim = 65536, kMaxExperts = 65536;
 
+// nullopt also for an integer that int64 does not hold.
+std::optional<int64_t> as_int64(const Json& v) {
+  if (!v.is_number_integer() || (v.is_number_unsigned() && v.get<uint64_t>() > uint64_t(INT64_MAX)))
+    return std::nullopt;
+  return v.get<int64_t>();
+}
+
 // Typed reads of a recipe section. The first error sticks; what is read after it is a default.
 class Fields {
  public:
@@ -41,7 +48,7 @@ class Fields {
   int64_t integer(const std::string& key, const Json& fallback) {
     const Json v = get(key, fallback);
     if (v.is_null()) return 0;
-    if (v.is_number_integer() && std::abs(v.get<int64_t>()) <= kMaxSize) return v.get<int64_t>();
+    if (const auto i = as_int64(v); i && *i >= -kMaxSize && *i <= kMaxSize) return *i;
     wrong(key, "an integer up to 2^31");
     return 0;
   }
@@ -298,8 +305,9 @@ Result<std::vector<int64_t>> ids(const Json& v, const std::string& what) {
   std::vector<int64_t> out;
   if (v.is_null()) return out;
   for (const Json& e : v.is_array() ? v : Json::array({v})) {
-    if (!e.is_number_integer()) return bad_input("{}: expected a token id or a list of them", what);
-    out.push_back(e.get<int64_t>());
+    const auto id = as_int64(e);
+    if (!id) return bad_input("{}: expected a token id or a list of them", what);
+    out.push_back(*id);
   }
   return out;
 }
@@ -353,8 +361,8 @@ Result<ArchSpec> resolve_arch(const Recipe& r, Config& c) {
   MI_TRY(a.eos_ids, ids(eos, c.spelled("eos")));
   MI_TRY(const Json bos, c.value("bos"));
   MI_TRY(const Json pad, c.value("pad"));
-  if (bos.is_number_integer()) a.bos_id = bos.get<int64_t>();
-  if (pad.is_number_integer()) a.pad_id = pad.get<int64_t>();
+  a.bos_id = as_int64(bos).value_or(-1);
+  a.pad_id = as_int64(pad).value_or(-1);
   return a;
 }
 

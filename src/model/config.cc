@@ -98,7 +98,7 @@ class Expression {
       if (op == '/') {
         if (w == 0 || v % w != 0) return bad_input("{}: {} does not divide by {} (in '{}')", config_->path(), v, w, s_);
         v /= w;
-      } else if (__builtin_mul_overflow(v, w, &v) || std::abs(v) > kMaxInt) {
+      } else if (__builtin_mul_overflow(v, w, &v) || v > kMaxInt || v < -kMaxInt) {
         return bad_input("{}: '{}' is too large", config_->path(), s_);
       }
     }

@@ -71,6 +71,13 @@ TEST(Rope, UnknownScalingIsRefused) {
   EXPECT_THAT(refusal(resolve(tiny({{"rope_scaling", {{"type", "dynamic"}, {"factor", 2}}}}))), HasSubstr("dynamic"));
 }
 
+TEST(Rope, ExtremeNumbersAreRefused) {
+  EXPECT_THAT(refusal(resolve(tiny({{"partial_rotary_factor", 1e300}}))), HasSubstr("would be rotated"));
+  EXPECT_THAT(refusal(resolve(tiny({{"rope_theta", 1e-300}}))), HasSubstr("not finite"));
+  EXPECT_THAT(refusal(resolve(tiny({{"rope_scaling", {{"type", "linear"}, {"factor", 1e-320}}}}))),
+              HasSubstr("not finite"));
+}
+
 TEST(Rope, YarnLeavesShortWavesAndDividesLongOnes) {
   const Json scaling = {{"rope_type", "yarn"}, {"factor", 4.0}, {"original_max_position_embeddings", 64}};
   const auto r = resolve(tiny({{"head_dim", 64}, {"rope_scaling", scaling}}));
@@ -241,6 +248,12 @@ TEST(Pattern, IntervalsOfErnie) {
   c["moe_layer_end_index"] = -1;
   c["moe_layer_interval"] = 2;
   EXPECT_EQ(moe_layers(resolve(c)->arch), (std::vector<bool>{false, true, false, true, false, true}));
+}
+
+TEST(TokenIds, NumbersThatNoIdCanBeAreNotWrappedAround) {
+  EXPECT_THAT(refusal(resolve(tiny({{"eos_token_id", UINT64_MAX}}))), HasSubstr("eos_token_id"));
+  EXPECT_THAT(refusal(resolve(tiny({{"eos_token_id", {1, UINT64_MAX - 1}}}))), HasSubstr("eos_token_id"));
+  EXPECT_EQ(resolve(tiny({{"pad_token_id", UINT64_MAX - 4}}))->arch.pad_id, -1);
 }
 
 TEST(Expression, ExactArithmetic) {

@@ -4,6 +4,7 @@
 #include <chrono>
 
 #include "base/json.h"
+#include "base/space.h"
 #include "base/util.h"
 #include "base/version.h"
 #include "ir/mir_dir.h"
@@ -188,15 +189,6 @@ uint64_t total_bytes(const std::vector<SafetensorsWriter::Decl>& decls) {
   uint64_t n = 0;
   for (const auto& d : decls) n += uint64_t(*shape_count(d.shape)) * dtype_bytes(d.dtype);
   return n;
-}
-
-Status check_space(const Path& output, uint64_t bytes) {
-  const Path parent = fs::absolute(output).parent_path();
-  const auto free = free_bytes(parent);
-  if (free.ok() && *free < bytes)
-    return fail(ErrorCode::kEnvironment, "{}: the output needs {}, but only {} are free", parent.string(),
-                human_bytes(double(bytes)), human_bytes(double(*free)));
-  return {};
 }
 
 // Everything that export needs to know before it writes.

@@ -1,7 +1,7 @@
 #include "model/quant_scheme.h"
 
 #include <algorithm>
-#include <regex>
+#include <cctype>
 
 namespace mi::model {
 namespace {
@@ -9,8 +9,11 @@ namespace {
 const std::vector<std::string> kMethods = {"compressed-tensors", "fp8",          "mxfp8",      "mxfp4", "gptq", "awq",
                                            "modelopt",           "bitsandbytes", "fbgemm_fp8", "quark"};
 
-// Patterns come with the checkpoint: matching without backtracking, so that none of them takes for ever or deep recursion.
+// Patterns come with the checkpoint: matching without backtracking, so that none of them takes for ever or deep
+// recursion.
 constexpr auto kRegexFlags = std::regex::ECMAScript | std::regex_constants::__polynomial;
+// The matcher still recurses from state to state, and a count makes copies of them.
+constexpr int64_t kMaxStates = 10000;
 
 Json field(const Json& j, const char* key) { return j.is_object() && j.contains(key) ? j[key] : Json(); }
 
@@ -23,15 +26,18 @@ Status demand(const Json& j, const char* key, const Json& only, const std::strin
   return {};
 }
 
-Status check_pattern(const std::string& p, const std::string& what) {
-  if (!p.starts_with("re:")) return {};
-  if (p.size() > 1000) return bad_input("{}: a pattern of {} characters", what, p.size());
-  try {
-    std::regex rx(p.substr(3), kRegexFlags);
-  } catch (const std::regex_error& e) {
-    return bad_input("{}: '{}' is not a valid pattern: {}", what, p, e.what());
+// All counts of a pattern ("{8}", "{2,5}") multiplied: what repetition makes of one state at most.
+int64_t repeats(const std::string& p) {
+  int64_t product = 1;
+  for (size_t i = p.find('{'); i != std::string::npos; i = p.find('{', i + 1)) {
+    int64_t most = 1, n = 0;
+    for (size_t j = i + 1; j < p.size() && (std::isdigit(static_cast<unsigned char>(p[j])) || p[j] == ','); ++j) {
+      n = p[j] == ',' ? 0 : std::min(n * 10 + (p[j] - '0'), kMaxStates);
+      most = std::max(most, n);
+    }
+    product = std::min(product * most, kMaxStates);
   }
-  return {};
+  return product;
 }
 
 bool is_nan_code(uint8_t b) { return (b & 0x7f) == 0x7f; }  // E4M3
@@ -61,7 +67,7 @@ class Checker {
 
   Status run() {
     for (const auto& entry : k_.tensors()) {
-      const std::string& name = entry.first;      // no structured binding: the lambda captures it
+      const std::string& name = entry.first;  // no structured binding: the lambda captures it
       const Checkpoint::Tensor& t = entry.second;
       const auto cut = [&](std::string_view suffix) { return name.substr(0, name.size() - suffix.size()); };
       if (name.ends_with(".weight") && t.entry->dtype == DType::kF8E4M3)
@@ -174,8 +180,8 @@ Status QuantScheme::read_compressed_tensors(const Json& q, const std::string& wh
     unsupported_ = fmt::format("quant_method 'compressed-tensors' with format '{}'", format);
   MI_TRY(const auto ignore, json_get_or<std::vector<std::string>>(q, "ignore", {}, what));
   for (const std::string& p : ignore) {
-    MI_TRY_VOID(check_pattern(p, what + ": ignore"));
-    ignore_.push_back({p});
+    MI_TRY(Pattern pattern, read_pattern(p, what + ": ignore"));
+    ignore_.push_back(std::move(pattern));
   }
   const Json groups = field(q, "config_groups");
   if (!groups.is_object() || groups.empty()) return bad_input("{}: config_groups is missing", what);
@@ -184,8 +190,8 @@ Status QuantScheme::read_compressed_tensors(const Json& q, const std::string& wh
     const std::string at = fmt::format("config_groups.{}", name);
     MI_TRY(const auto targets, json_get<std::vector<std::string>>(g, "targets", what + ": " + at));
     for (const std::string& p : targets) {
-      MI_TRY_VOID(check_pattern(p, what + ": " + at + ".targets"));
-      targets_.push_back({p});
+      MI_TRY(Pattern pattern, read_pattern(p, what + ": " + at + ".targets"));
+      targets_.push_back(std::move(pattern));
     }
     const Json w = field(g, "weights"), x = field(g, "input_activations");
     const std::pair<const char*, Json> weights[] = {
@@ -224,14 +230,24 @@ Error QuantScheme::refuse(const Checkpoint& k) const {
       path_, unsupported_);
 }
 
-bool QuantScheme::matches(Pattern& p, const std::string& module) {
-  bool hit = p.text == module;
-  if (p.text.starts_with("re:")) {
-    thread_local std::map<std::string, std::regex> compiled;
-    auto it = compiled.find(p.text);
-    if (it == compiled.end()) it = compiled.emplace(p.text, std::regex(p.text.substr(3), kRegexFlags)).first;
-    hit = module.size() < 1000 && std::regex_search(module, it->second, std::regex_constants::match_continuous);
+Result<QuantScheme::Pattern> QuantScheme::read_pattern(const std::string& text, const std::string& what) {
+  Pattern p{text, std::nullopt};
+  if (!text.starts_with("re:")) return p;
+  if (text.size() > 1000) return bad_input("{}: a pattern of {} characters", what, text.size());
+  if (repeats(text) * int64_t(text.size()) > kMaxStates)
+    return bad_input("{}: the counts in '{}' repeat too much: write the pattern without them", what, text);
+  try {
+    p.rx.emplace(text.substr(3), kRegexFlags);
+  } catch (const std::regex_error& e) {
+    return bad_input("{}: '{}' is not a valid pattern: {}", what, text, e.what());
   }
+  return p;
+}
+
+bool QuantScheme::matches(Pattern& p, const std::string& module) {
+  const bool hit =
+      p.rx ? module.size() < 1000 && std::regex_search(module, *p.rx, std::regex_constants::match_continuous)
+           : p.text == module;
   if (hit) ++p.matches;
   return hit;
 }

@@ -3,8 +3,8 @@
 // channel and int8 activations per token, both symmetric. Other formats are recognised, their tensors checked (scales
 // there, of the right shape, finite; group indices in range), and then refused: "not supported yet".
 
-#include <map>
 #include <optional>
+#include <regex>
 #include <string>
 #include <vector>
 
@@ -34,8 +34,10 @@ class QuantScheme {
   Status check_tensors(const Checkpoint& k) const;
   struct Pattern {
     std::string text;
+    std::optional<std::regex> rx;  // of "re:..."
     int64_t matches = 0;
   };
+  static Result<Pattern> read_pattern(const std::string& text, const std::string& what);
   static bool matches(Pattern& p, const std::string& module);
 
   std::string path_, method_, unsupported_;  // unsupported_: what is not supported, "" = all is well

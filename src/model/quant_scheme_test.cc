@@ -90,6 +90,18 @@ TEST(W8A8, HostilePatternsEnd) {
   EXPECT_TRUE(c.run().ok());
 }
 
+// Sixteen thousand copies of a state are as many levels of recursion in the matcher.
+TEST(W8A8, CountsThatRepeatTooMuchAreRefused) {
+  for (const char* p : {"re:(a?){16000}", "re:((a?){1,100}){90}", "re:(?:){24900}", "re:(a?){99999999999999999999}"}) {
+    W8A8 c;
+    c.quant()["ignore"].push_back(p);
+    EXPECT_THAT(refusal(c.run()), AllOf(HasSubstr(p), HasSubstr("repeat too much")));
+  }
+  W8A8 c;
+  c.quant()["ignore"].push_back("re:model\\.layers\\.[0-9]{1,3}\\.mlp\\.gate$");
+  EXPECT_TRUE(c.run().ok());
+}
+
 TEST(W8A8, ListWithoutMatchesIsReported) {
   W8A8 c;
   c.quant()["ignore"].push_back("language_model.lm_head");

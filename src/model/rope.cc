@@ -136,7 +136,7 @@ Status llama3(const Reader& in, RopeSpec* s) {
 Result<int64_t> rotary_dim(const RopeRequest& q, const Reader& in, Config& c, const Settings& s) {
   const bool given = in.has("partial_rotary_factor");
   MI_TRY(const double partial, in.positive("partial_rotary_factor", q.partial));
-  int64_t dim = int64_t(double(q.head_dim) * partial);
+  int64_t dim = int64_t(std::min(double(q.head_dim) * partial, double(q.head_dim) + 1));  // more is refused below
   std::string source;
   MI_TRY(const Json rd, c.raw("rotary_dim", &source));
   if (!source.empty()) {
@@ -186,6 +186,9 @@ Result<RopeSpec> one_rope(const RopeRequest& q, const Settings& settings, Config
     return bad_input("{}: {}: rope scaling '{}' is not supported; known are default, linear, llama3, yarn", c.path(),
                      type_source, type);
   }
+  if (!std::all_of(s.inv_freq.begin(), s.inv_freq.end(), [](float f) { return std::isfinite(f); }))
+    return bad_input("{}: rope_theta {} with rope_type {} gives frequencies that are not finite: correct the file",
+                     c.path(), theta, type);
   const auto theta_at = settings.find("rope_theta");
   const std::string of = layer_type.empty() ? "" : " of " + layer_type;
   c.note("rope_theta" + of, fmt::format("{:g}", theta),

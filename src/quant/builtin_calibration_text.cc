@@ -3,7 +3,8 @@
 namespace mi::quant {
 
 const std::string& builtin_calibration_text() {
-  static const std::string text = R"TEXT(The ferry left the harbour a little after six, when the fog had thinned enough to show the far shore. Most of the passengers stood on the upper deck with their collars turned up, watching the gulls keep pace with the stern. Nobody spoke much. A boy of about nine counted the buoys aloud and lost his place twice.
+  static const std::string text =
+      R"TEXT(The ferry left the harbour a little after six, when the fog had thinned enough to show the far shore. Most of the passengers stood on the upper deck with their collars turned up, watching the gulls keep pace with the stern. Nobody spoke much. A boy of about nine counted the buoys aloud and lost his place twice.
 
 Water boils at a lower temperature on a mountain because the air above it weighs less. At three thousand metres it boils near ninety degrees Celsius, so rice and potatoes take longer to cook, and a pressure cooker becomes more than a convenience.
 

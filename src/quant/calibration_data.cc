@@ -12,11 +12,13 @@ namespace {
 using Ids = std::vector<int32_t>;
 
 Error no_tokenizer(const Path& file) {
-  return bad_input("{}: this model has no tokenizer.json, so only lines of the form {{\"ids\": [...]}} can calibrate it", file.string());
+  return bad_input(
+      "{}: this model has no tokenizer.json, so only lines of the form {{\"ids\": [...]}} can calibrate it",
+      file.string());
 }
 
-Result<Ids> line_ids(const Json& line, const std::string& what, const CalibrationRequest& r, const text::Tokenizer* tokenizer,
-                     const text::ChatTemplate* chat) {
+Result<Ids> line_ids(const Json& line, const std::string& what, const CalibrationRequest& r,
+                     const text::Tokenizer* tokenizer, const text::ChatTemplate* chat) {
   if (!line.is_object()) return bad_input("{}: expected an object with \"text\", \"messages\" or \"ids\"", what);
   if (line.contains("ids")) {
     MI_TRY(const std::vector<int64_t> ids, json_get<std::vector<int64_t>>(line, "ids", what));
@@ -65,7 +67,8 @@ CalibrationSet random_ids(const CalibrationRequest& r) {
 
 }  // namespace
 
-Result<CalibrationSet> load_calibration(const CalibrationRequest& r, const text::Tokenizer* tokenizer, const text::ChatTemplate* chat) {
+Result<CalibrationSet> load_calibration(const CalibrationRequest& r, const text::Tokenizer* tokenizer,
+                                        const text::ChatTemplate* chat) {
   MI_CHECK(r.vocab > 0 && r.samples > 0 && r.length > 0);
   CalibrationSet set;
   if (r.file.empty()) {
@@ -101,7 +104,9 @@ Result<CalibrationSet> load_calibration(const CalibrationRequest& r, const text:
   for (const Ids& ids : set.sequences) {
     for (int32_t id : ids)
       if (id < 0 || id >= r.vocab)
-        return bad_input("the tokenizer gives id {}, but the model's vocabulary has {} entries: they do not belong together", id, r.vocab);
+        return bad_input(
+            "the tokenizer gives id {}, but the model's vocabulary has {} entries: they do not belong together", id,
+            r.vocab);
     const int64_t n = int64_t(ids.size());
     hash.update(std::as_bytes(std::span(&n, 1)));
     hash.update(std::as_bytes(std::span(ids)));

@@ -1,6 +1,6 @@
 #pragma once
-// Token sequences for calibration from what a user has: plain text, jsonl of {"text"}, {"messages"} (through the model's own
-// chat template) or {"ids"}, or the built-in multi-domain text.
+// Token sequences for calibration from what a user has: plain text, jsonl of {"text"}, {"messages"} (through the
+// model's own chat template) or {"ids"}, or the built-in multi-domain text.
 
 #include <cstdint>
 #include <memory>
@@ -15,21 +15,23 @@
 namespace mi::quant {
 
 struct CalibrationSet {
-  std::vector<std::vector<int32_t>> sequences;   // each 1..length tokens
-  std::string source;                            // "calib.jsonl", "built-in text", "random ids (no tokenizer)"
-  std::string hash;                              // XXH3-128 over the ids
+  std::vector<std::vector<int32_t>> sequences;  // each 1..length tokens
+  std::string source;                           // "calib.jsonl", "built-in text", "random ids (no tokenizer)"
+  std::string hash;                             // XXH3-128 over the ids
   int64_t tokens = 0;
 };
 
 struct CalibrationRequest {
-  Path file;                 // empty: built in
+  Path file;  // empty: built in
   int64_t samples = 512, length = 256;
-  int64_t vocab = 0;         // ids outside are refused
+  int64_t vocab = 0;  // ids outside are refused
 };
 
-// tokenizer and chat may be null: then only {"ids"} lines work, and the built-in set becomes seeded random ids, which is
-// said in `source`. Plain text is cut into sequences of `length` tokens; a jsonl line is one sequence, cut at `length`.
-Result<CalibrationSet> load_calibration(const CalibrationRequest& r, const text::Tokenizer* tokenizer, const text::ChatTemplate* chat);
+// tokenizer and chat may be null: then only {"ids"} lines work, and the built-in set becomes seeded random ids, which
+// is said in `source`. Plain text is cut into sequences of `length` tokens; a jsonl line is one sequence, cut at
+// `length`.
+Result<CalibrationSet> load_calibration(const CalibrationRequest& r, const text::Tokenizer* tokenizer,
+                                        const text::ChatTemplate* chat);
 
 // The built-in text: paragraphs of prose, dialogue, code, structured data, mathematics, several languages.
 const std::string& builtin_calibration_text();

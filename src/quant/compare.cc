@@ -9,7 +9,7 @@ namespace mi::quant {
 namespace {
 
 struct Run {
-  std::map<int32_t, std::vector<float>> residual;   // by layer
+  std::map<int32_t, std::vector<float>> residual;  // by layer
   std::vector<float> logits;
 };
 
@@ -88,7 +88,8 @@ Comparison compare(exec::Engine& reference, exec::Engine& other, const Calibrati
     c.top1_agreement = agree / double(c.tokens);
   }
   for (const auto& [layer, s] : sums)
-    c.layers.push_back({layer, s.ref2 > 0 ? std::sqrt(s.err2 / s.ref2) : 0, s.ref2 > 0 && s.oth2 > 0 ? s.dot / std::sqrt(s.ref2 * s.oth2) : 1, 0});
+    c.layers.push_back({layer, s.ref2 > 0 ? std::sqrt(s.err2 / s.ref2) : 0,
+                        s.ref2 > 0 && s.oth2 > 0 ? s.dot / std::sqrt(s.ref2 * s.oth2) : 1, 0});
   return c;
 }
 

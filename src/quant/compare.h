@@ -10,7 +10,7 @@
 namespace mi::quant {
 
 struct Comparison {
-  std::vector<LayerDeviation> layers;     // weight_error left 0
+  std::vector<LayerDeviation> layers;  // weight_error left 0
   double mean_kl = 0, max_kl = 0, top1_agreement = 0;
   int64_t tokens = 0;
 };

@@ -11,15 +11,17 @@
 namespace mi::quant {
 namespace {
 
-const std::vector<std::string> kKeys = {"weight_bits",         "activation_bits",    "weight_scheme", "group_size", "activation_scheme", "calibration_data",
-                                        "calibration_samples", "calibration_length", "smooth_quant",  "sensitive_layers"};
+const std::vector<std::string> kKeys = {
+    "weight_bits",      "activation_bits",     "weight_scheme",      "group_size",   "activation_scheme",
+    "calibration_data", "calibration_samples", "calibration_length", "smooth_quant", "sensitive_layers"};
 
 Status refuse_unknown(const YAML::Node& map, const std::vector<std::string>& known, const std::string& what) {
   for (const auto& entry : map) {
     const std::string key = entry.first.as<std::string>();
     if (std::find(known.begin(), known.end(), key) != known.end()) continue;
     const std::string near = nearest_name(key, known);
-    return bad_input("{}: unknown key '{}'{}", what, key, near.empty() ? "" : fmt::format(" (did you mean '{}'?)", near));
+    return bad_input("{}: unknown key '{}'{}", what, key,
+                     near.empty() ? "" : fmt::format(" (did you mean '{}'?)", near));
   }
   return {};
 }
@@ -29,7 +31,8 @@ Result<T> get(const YAML::Node& map, const char* key, T fallback, const std::str
   const YAML::Node n = map[key];
   if (!n || n.IsNull()) return fallback;
   T value{};
-  if (!n.IsScalar() || !YAML::convert<T>::decode(n, value)) return bad_input("{}: {}: expected {}", what, key, expected);
+  if (!n.IsScalar() || !YAML::convert<T>::decode(n, value))
+    return bad_input("{}: {}: expected {}", what, key, expected);
   return value;
 }
 
@@ -53,21 +56,29 @@ Result<QuantConfig> parse(const YAML::Node& root, const std::string& what) {
 
   const bool int4 = c.weight_bits == 4;
   const std::string schemes = int4 ? "per_group with weight_bits 4" : "per_channel or per_tensor with weight_bits 8";
-  MI_TRY(const std::string ws, get<std::string>(q, "weight_scheme", int4 ? "per_group" : "per_channel", what, schemes.c_str()));
-  MI_TRY_VOID(require(int4 ? ws == "per_group" : ws == "per_channel" || ws == "per_tensor", what, "weight_scheme", schemes + ", not '" + ws + "'"));
-  c.weights = int4 ? WeightScheme::kPerGroup : ws == "per_tensor" ? WeightScheme::kPerTensor : WeightScheme::kPerChannel;
-  if (!int4 && q["group_size"]) return bad_input("{}: group_size goes with weight_bits 4; with 8 a scale is per_channel or per_tensor", what);
+  MI_TRY(const std::string ws,
+         get<std::string>(q, "weight_scheme", int4 ? "per_group" : "per_channel", what, schemes.c_str()));
+  MI_TRY_VOID(require(int4 ? ws == "per_group" : ws == "per_channel" || ws == "per_tensor", what, "weight_scheme",
+                      schemes + ", not '" + ws + "'"));
+  c.weights = int4                 ? WeightScheme::kPerGroup
+              : ws == "per_tensor" ? WeightScheme::kPerTensor
+                                   : WeightScheme::kPerChannel;
+  if (!int4 && q["group_size"])
+    return bad_input("{}: group_size goes with weight_bits 4; with 8 a scale is per_channel or per_tensor", what);
   MI_TRY(c.group_size, get<int64_t>(q, "group_size", c.group_size, what, "32, 64 or 128"));
   MI_TRY_VOID(require(int4_group_ok(c.group_size), what, "group_size", "32, 64 or 128"));
   MI_TRY(const std::string as, get<std::string>(q, "activation_scheme", "per_token", what, "per_token or per_tensor"));
-  MI_TRY_VOID(require(as == "per_token" || as == "per_tensor", what, "activation_scheme", "per_token or per_tensor, not '" + as + "'"));
+  MI_TRY_VOID(require(as == "per_token" || as == "per_tensor", what, "activation_scheme",
+                      "per_token or per_tensor, not '" + as + "'"));
   c.activations = as == "per_tensor" ? ActivationScheme::kPerTensor : ActivationScheme::kPerToken;
 
   MI_TRY(c.calibration_data, get<std::string>(q, "calibration_data", "", what, "a file name"));
   MI_TRY(c.calibration_samples, get<int64_t>(q, "calibration_samples", c.calibration_samples, what, "an integer"));
   MI_TRY(c.calibration_length, get<int64_t>(q, "calibration_length", c.calibration_length, what, "an integer"));
-  MI_TRY_VOID(require(c.calibration_samples >= 1 && c.calibration_samples <= 1'000'000, what, "calibration_samples", "between 1 and 1000000"));
-  MI_TRY_VOID(require(c.calibration_length >= 1 && c.calibration_length <= 131'072, what, "calibration_length", "between 1 and 131072"));
+  MI_TRY_VOID(require(c.calibration_samples >= 1 && c.calibration_samples <= 1'000'000, what, "calibration_samples",
+                      "between 1 and 1000000"));
+  MI_TRY_VOID(require(c.calibration_length >= 1 && c.calibration_length <= 131'072, what, "calibration_length",
+                      "between 1 and 131072"));
 
   if (const YAML::Node s = q["smooth_quant"]; s && !s.IsNull()) {
     if (!s.IsMap()) return bad_input("{}: smooth_quant: expected {{enable: true, alpha: 0.6}}", what);
@@ -79,7 +90,8 @@ Result<QuantConfig> parse(const YAML::Node& root, const std::string& what) {
   if (const YAML::Node s = q["sensitive_layers"]; s && !s.IsNull()) {
     if (!s.IsSequence()) return bad_input("{}: sensitive_layers: expected a list of names or re: patterns", what);
     for (const YAML::Node& n : s) {
-      if (!n.IsScalar() || n.Scalar().empty()) return bad_input("{}: sensitive_layers: every entry must be a name or a re: pattern", what);
+      if (!n.IsScalar() || n.Scalar().empty())
+        return bad_input("{}: sensitive_layers: every entry must be a name or a re: pattern", what);
       c.sensitive_layers.push_back(n.Scalar());
     }
   }
@@ -104,7 +116,8 @@ Result<QuantConfig> load_quant_config(const Path& file) {
   return c;
 }
 
-Result<Sensitive> Sensitive::compile(const std::vector<std::string>& patterns, const std::vector<std::string>& modules) {
+Result<Sensitive> Sensitive::compile(const std::vector<std::string>& patterns,
+                                     const std::vector<std::string>& modules) {
   Sensitive s;
   for (const std::string& p : patterns) {
     int64_t n = 0;
@@ -118,8 +131,9 @@ Result<Sensitive> Sensitive::compile(const std::vector<std::string>& patterns, c
       }
     }
     for (const std::string& m : modules) {
-      const bool hit = is_regex ? std::regex_search(m, rx, std::regex_constants::match_continuous)
-                                : m == p || (m.size() > p.size() && m.compare(0, p.size(), p) == 0 && m[p.size()] == '.');
+      const bool hit = is_regex
+                           ? std::regex_search(m, rx, std::regex_constants::match_continuous)
+                           : m == p || (m.size() > p.size() && m.compare(0, p.size(), p) == 0 && m[p.size()] == '.');
       if (!hit) continue;
       ++n;
       s.matched_[m] = true;
@@ -127,7 +141,8 @@ Result<Sensitive> Sensitive::compile(const std::vector<std::string>& patterns, c
     if (n == 0) {
       const std::string near = nearest_name(p, modules);
       return bad_input("sensitive_layers: '{}' matches no module that would be quantized{}; names look like '{}'", p,
-                       near.empty() ? "" : fmt::format(" (did you mean '{}'?)", near), modules.empty() ? "layers.0.attn.q" : modules.front());
+                       near.empty() ? "" : fmt::format(" (did you mean '{}'?)", near),
+                       modules.empty() ? "layers.0.attn.q" : modules.front());
     }
     s.counts_.push_back({p, n});
   }

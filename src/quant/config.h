@@ -1,6 +1,6 @@
 #pragma once
-// The quantization recipe: the YAML file of `metainfer quantize --config`. Every key is known by name; an unknown one is
-// refused with the nearest known one.
+// The quantization recipe: the YAML file of `metainfer quantize --config`. Every key is known by name; an unknown one
+// is refused with the nearest known one.
 //
 //   quant:
 //     weight_bits: 8                 # 8 (W8A8) | 4 (W4A8)
@@ -8,12 +8,13 @@
 //     weight_scheme: per_channel     # per_channel | per_tensor with 8 bits; per_group with 4 bits
 //     group_size: 128                # 32 | 64 | 128, with 4 bits only: consecutive inputs that share a scale
 //     activation_scheme: per_token   # per_token (scale at run time) | per_tensor (one scale from calibration)
-//     calibration_data: file.jsonl   # text, jsonl with "text", "messages" or "ids"; relative to the YAML. Default: built in
+//     calibration_data: file.jsonl   # text, jsonl with "text", "messages" or "ids"; relative to the YAML. Default:
+//                                    # built in
 //     calibration_samples: 512
 //     calibration_length: 256        # tokens per sample
 //     smooth_quant: {enable: true, alpha: 0.6}
-//     sensitive_layers: []           # kept in float: module names ("layers.3.moe.experts.down", a prefix at a dot counts)
-//                                    # or "re:" patterns matched from the start of the name
+//     sensitive_layers: []           # kept in float: module names ("layers.3.moe.experts.down", a prefix at a dot
+//                                    # counts) or "re:" patterns matched from the start of the name
 
 #include <cstdint>
 #include <map>
@@ -30,10 +31,10 @@ enum class ActivationScheme : uint8_t { kPerToken, kPerTensor };
 
 struct QuantConfig {
   int64_t weight_bits = 8;
-  WeightScheme weights = WeightScheme::kPerChannel;     // kPerGroup exactly with 4 bits
+  WeightScheme weights = WeightScheme::kPerChannel;  // kPerGroup exactly with 4 bits
   int64_t group_size = 128;
   ActivationScheme activations = ActivationScheme::kPerToken;
-  std::string calibration_data;       // absolute or relative to the working directory once parsed; "": built in
+  std::string calibration_data;  // absolute or relative to the working directory once parsed; "": built in
   int64_t calibration_samples = 512;
   int64_t calibration_length = 256;
   bool smooth = true;
@@ -49,7 +50,10 @@ class Sensitive {
  public:
   static Result<Sensitive> compile(const std::vector<std::string>& patterns, const std::vector<std::string>& modules);
   bool matches(const std::string& module) const { return matched_.count(module) != 0; }
-  struct Count { std::string pattern; int64_t matches; };
+  struct Count {
+    std::string pattern;
+    int64_t matches;
+  };
   const std::vector<Count>& counts() const { return counts_; }
 
  private:

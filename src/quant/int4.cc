@@ -10,11 +10,11 @@
 namespace mi::quant {
 namespace {
 
-constexpr int64_t kLanes = 16;   // of independent sums, so that the loop vectorizes without reassociation
+constexpr int64_t kLanes = 16;  // of independent sums, so that the loop vectorizes without reassociation
 constexpr int64_t kLargest = 128;
 
 float rounded(float w, float inv) {
-  constexpr float kMagic = 12582912.0f;     // 1.5 * 2^23: adding it rounds to an integer, ties to even
+  constexpr float kMagic = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer, ties to even
   const float v = std::min(std::max(w * inv, -8.0f), 7.0f);
   return (v + kMagic) - kMagic;
 }
@@ -65,7 +65,8 @@ void quantize_rows_int4(const float* w, int64_t n, int64_t k, int64_t group, int
     }
 }
 
-void add_error_int4(const float* w, const int8_t* q, const float* scale, int64_t n, int64_t k, int64_t group, WeightError* e) {
+void add_error_int4(const float* w, const int8_t* q, const float* scale, int64_t n, int64_t k, int64_t group,
+                    WeightError* e) {
   const int64_t groups = int4_groups(k, group);
   for (int64_t r = 0; r < n; ++r)
     for (int64_t i = 0; i < k; ++i) {

@@ -14,8 +14,8 @@ namespace mi::quant {
 void quantize_rows(const float* w, int64_t n, int64_t k, WeightScheme scheme, int8_t* q, float* scale);
 
 struct WeightError {
-  double err2 = 0, ref2 = 0;     // sums of squares of (q*scale - w) and w
-  double relative() const;       // sqrt(err2 / ref2)
+  double err2 = 0, ref2 = 0;  // sums of squares of (q*scale - w) and w
+  double relative() const;    // sqrt(err2 / ref2)
 };
 void add_error(const float* w, const int8_t* q, const float* scale, int64_t n, int64_t k, WeightError* e);
 

@@ -3,10 +3,10 @@
 
 #include <cmath>
 
+#include "base/util.h"
 #include "quant/calibration_data.h"
 #include "quant/compare.h"
 #include "quant/config.h"
-#include "base/util.h"
 #include "quant/int4.h"
 #include "quant/int8.h"
 #include "quant/smooth.h"
@@ -33,7 +33,9 @@ quant:
   calibration_length: 128
   smooth_quant: {enable: false, alpha: 0.7}
   sensitive_layers: [a, "re:b.*"]
-)", "q.yaml").value();
+)",
+                                    "q.yaml")
+                     .value();
   EXPECT_EQ(c.weights, WeightScheme::kPerTensor);
   EXPECT_EQ(c.activations, ActivationScheme::kPerTensor);
   EXPECT_EQ(c.calibration_samples, 64);
@@ -47,14 +49,16 @@ TEST(QuantConfigTest, FourBits) {
   const auto c = parse_quant_config("quant: {weight_bits: 4}", "q").value();
   EXPECT_EQ(c.weights, WeightScheme::kPerGroup);
   EXPECT_EQ(c.group_size, 128);
-  EXPECT_EQ(parse_quant_config("quant: {weight_bits: 4, weight_scheme: per_group, group_size: 32}", "q")->group_size, 32);
+  EXPECT_EQ(parse_quant_config("quant: {weight_bits: 4, weight_scheme: per_group, group_size: 32}", "q")->group_size,
+            32);
 }
 
 TEST(QuantConfigTest, RefusesByName) {
   EXPECT_THAT(refusal("quant: {smooth_quant: {alhpa: 1}}"), HasSubstr("did you mean 'alpha'"));
   EXPECT_THAT(refusal("quant: {wieght_bits: 8}"), HasSubstr("did you mean 'weight_bits'"));
   EXPECT_THAT(refusal("quant: {weight_bits: 5}"), HasSubstr("weight_bits must be 8 or 4"));
-  EXPECT_THAT(refusal("quant: {weight_bits: 4, weight_scheme: per_channel}"), HasSubstr("per_group with weight_bits 4"));
+  EXPECT_THAT(refusal("quant: {weight_bits: 4, weight_scheme: per_channel}"),
+              HasSubstr("per_group with weight_bits 4"));
   EXPECT_THAT(refusal("quant: {weight_scheme: per_group}"), HasSubstr("per_channel or per_tensor with weight_bits 8"));
   EXPECT_THAT(refusal("quant: {weight_bits: 4, group_size: 48}"), HasSubstr("group_size must be 32, 64 or 128"));
   EXPECT_THAT(refusal("quant: {group_size: 64}"), HasSubstr("group_size goes with weight_bits 4"));
@@ -67,11 +71,12 @@ TEST(QuantConfigTest, RefusesByName) {
   EXPECT_THAT(refusal(""), HasSubstr("quant"));
 }
 
-const std::vector<std::string> kModules = {"layers.0.attn.q", "layers.1.attn.q", "layers.1.moe.experts.gate", "layers.10.attn.q", "layers.10.moe.experts.gate"};
+const std::vector<std::string> kModules = {"layers.0.attn.q", "layers.1.attn.q", "layers.1.moe.experts.gate",
+                                           "layers.10.attn.q", "layers.10.moe.experts.gate"};
 
 TEST(SensitiveTest, NamesPrefixesAndPatterns) {
   const auto s = Sensitive::compile({"layers.1", "re:layers\\.10\\.moe"}, kModules).value();
-  EXPECT_EQ(s.counts()[0].matches, 2);            // not layers.10
+  EXPECT_EQ(s.counts()[0].matches, 2);  // not layers.10
   EXPECT_EQ(s.counts()[1].matches, 1);
   EXPECT_TRUE(s.matches("layers.1.moe.experts.gate"));
   EXPECT_FALSE(s.matches("layers.10.attn.q"));
@@ -93,7 +98,7 @@ TEST(Int8Test, RoundsByRow) {
   EXPECT_EQ(q[2], 32);
   EXPECT_FLOAT_EQ(s[0], 2.0f / 127);
   EXPECT_EQ(s[1], 0.0f);
-  EXPECT_EQ(q[6], 0);                              // a subnormal row is zero, not garbage
+  EXPECT_EQ(q[6], 0);  // a subnormal row is zero, not garbage
   quantize_rows(w, 3, 3, WeightScheme::kPerTensor, q, s);
   EXPECT_EQ(s[0], s[2]);
   WeightError e;
@@ -129,7 +134,7 @@ TEST(Int4Test, NoWorseThanPlainRounding) {
     for (float v : s) ASSERT_EQ(v, to_f32(to_bf16(v)));
     WeightError e;
     add_error_int4(w.data(), q.data(), s.data(), 64, 300, group, &e);
-    double plain = 0, ref = 0;         // steps of max|w| / 7, as without a search
+    double plain = 0, ref = 0;  // steps of max|w| / 7, as without a search
     for (int64_t r = 0; r < 64; ++r)
       for (int64_t begin = 0; begin < 300; begin += group) {
         const int64_t end = std::min<int64_t>(300, begin + group);
@@ -160,14 +165,15 @@ TEST(SmoothTest, FactorsBalance) {
   const auto s = smooth_scales({100, 1, 0, 4}, {1, 1, 1, 0}, 0.5);
   EXPECT_FLOAT_EQ(s[0], 10);
   EXPECT_FLOAT_EQ(s[1], 1);
-  EXPECT_FLOAT_EQ(s[2], 1);                        // never fires
-  EXPECT_FLOAT_EQ(s[3], 1);                        // no weight
+  EXPECT_FLOAT_EQ(s[2], 1);  // never fires
+  EXPECT_FLOAT_EQ(s[3], 1);  // no weight
 }
 
 TEST(CompareTest, KlDivergence) {
   const float a[] = {1, 2, 3}, b[] = {1, 2, 3}, c[] = {3, 2, 1};
   EXPECT_NEAR(kl_divergence(a, b, 3), 0, 1e-12);
-  EXPECT_NEAR(kl_divergence(a, c, 3), 2 * (std::exp(3) - std::exp(1)) / (std::exp(1) + std::exp(2) + std::exp(3)), 1e-9);
+  EXPECT_NEAR(kl_divergence(a, c, 3), 2 * (std::exp(3) - std::exp(1)) / (std::exp(1) + std::exp(2) + std::exp(3)),
+              1e-9);
 }
 
 TEST(CalibrationTest, IdsWithoutTokenizer) {

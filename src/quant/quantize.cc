@@ -20,19 +20,25 @@ namespace mi::quant {
 namespace {
 
 constexpr int64_t kComparedTokens = 2048;
-constexpr int64_t kFewTokens = 8;      // an expert seen by fewer calibration tokens is named
+constexpr int64_t kFewTokens = 8;  // an expert seen by fewer calibration tokens is named
 
 std::string module_of(const std::string& weight) {
   constexpr std::string_view kSuffix = ".weight";
-  return weight.size() > kSuffix.size() && weight.ends_with(kSuffix) ? weight.substr(0, weight.size() - kSuffix.size()) : weight;
+  return weight.size() > kSuffix.size() && weight.ends_with(kSuffix) ? weight.substr(0, weight.size() - kSuffix.size())
+                                                                     : weight;
 }
 
 // Matrices that are quantized by default; router, index, shared gate, embedding, head and norms stay float.
 bool quantizable(const ir::WeightDecl& d) {
   if (d.shape.size() < 2) return false;
   switch (d.mark) {
-    case ir::Mark::kAttention: case ir::Mark::kExpert: case ir::Mark::kSharedExpert: case ir::Mark::kDense: return d.name.ends_with(".weight");
-    default: return false;
+    case ir::Mark::kAttention:
+    case ir::Mark::kExpert:
+    case ir::Mark::kSharedExpert:
+    case ir::Mark::kDense:
+      return d.name.ends_with(".weight");
+    default:
+      return false;
   }
 }
 
@@ -60,7 +66,8 @@ const ir::WeightDecl* already_quantized(const ir::Graph& g) {
 using Formats = std::map<std::string, ir::QuantFormat>;
 
 ir::QuantFormat format_of(const QuantConfig& c) {
-  return c.weight_bits == 4 ? ir::QuantFormat{ir::WeightFormat::kW4A8, c.group_size} : ir::QuantFormat{ir::WeightFormat::kW8A8, 0};
+  return c.weight_bits == 4 ? ir::QuantFormat{ir::WeightFormat::kW4A8, c.group_size}
+                            : ir::QuantFormat{ir::WeightFormat::kW8A8, 0};
 }
 
 struct LoadedEngine {
@@ -68,7 +75,8 @@ struct LoadedEngine {
   std::unique_ptr<exec::Engine> engine;
 };
 
-Result<LoadedEngine> make_engine(const Path& mir, const Path& beside, int opt_level, const std::string& precision, int64_t tokens, hw::ThreadPool& pool) {
+Result<LoadedEngine> make_engine(const Path& mir, const Path& beside, int opt_level, const std::string& precision,
+                                 int64_t tokens, hw::ThreadPool& pool) {
   MI_TRY(TemporaryEngine files, build_temporary_engine(mir, beside, opt_level, precision));
   exec::LoadOptions l;
   l.max_tokens_per_step = tokens;
@@ -81,7 +89,7 @@ Result<LoadedEngine> make_engine(const Path& mir, const Path& beside, int opt_le
 
 struct Smoothing {
   std::vector<SmoothSite> sites;
-  std::vector<std::vector<float>> scales;      // per site, [channels]
+  std::vector<std::vector<float>> scales;  // per site, [channels]
 };
 
 Result<Smoothing> plan_smoothing(const ir::MirDir& mir, const Formats& chosen, const Observations& seen, double alpha,
@@ -121,7 +129,8 @@ void widen_smoothed(ir::Graph& g, const Smoothing& s) {
 // One scale per quantize node from calibration (activation_scheme: per_tensor).
 Status add_static_scales(ir::Graph& g, const Observations& seen, const Smoothing& smoothing, RewritePlan* plan) {
   std::map<ValueKey, const std::vector<float>*> divisor;
-  for (size_t i = 0; i < smoothing.sites.size(); ++i) divisor[{smoothing.sites[i].layer, smoothing.sites[i].value}] = &smoothing.scales[i];
+  for (size_t i = 0; i < smoothing.sites.size(); ++i)
+    divisor[{smoothing.sites[i].layer, smoothing.sites[i].value}] = &smoothing.scales[i];
   for (ir::Block& b : g.blocks)
     for (ir::Node& n : b.nodes) {
       if (n.op != Op::kQuantize) continue;
@@ -151,14 +160,16 @@ void note_rare_experts(const Observations& seen, QuantizeReport* report) {
         if (first < 0) first = int64_t(e);
       }
     if (few > 0)
-      report->notes.push_back(fmt::format("layer {}: {} of {} experts saw fewer than {} calibration tokens (first: expert {})", layer, few,
-                                          counts.size(), kFewTokens, first));
+      report->notes.push_back(
+          fmt::format("layer {}: {} of {} experts saw fewer than {} calibration tokens (first: expert {})", layer, few,
+                      counts.size(), kFewTokens, first));
   }
 }
 
 int64_t weights_bytes(const ir::Graph& g) {
   int64_t bytes = 0;
-  for (const auto& d : ir::declared_tensors(g)) bytes += shape_count(d.shape).value_or(0) * int64_t(dtype_bytes(d.dtype));
+  for (const auto& d : ir::declared_tensors(g))
+    bytes += shape_count(d.shape).value_or(0) * int64_t(dtype_bytes(d.dtype));
   return bytes;
 }
 
@@ -168,7 +179,8 @@ Result<QuantizeReport> quantize(const QuantizeOptions& o, hw::ThreadPool& pool) 
   QuantizeReport report;
   MI_TRY(const ir::MirDir mir, ir::MirDir::open(o.model));
   if (const ir::WeightDecl* d = already_quantized(mir.graph))
-    return bad_input("{}: this model is quantized already ({} is {}); build it as it is", o.model.string(), d->name, ir::format_text(*d));
+    return bad_input("{}: this model is quantized already ({} is {}); build it as it is", o.model.string(), d->name,
+                     ir::format_text(*d));
   MI_TRY(OutputDir out, OutputDir::create(o.output, o.force));
 
   const std::vector<std::string> modules = quantizable_modules(mir.graph);
@@ -195,7 +207,8 @@ Result<QuantizeReport> quantize(const QuantizeOptions& o, hw::ThreadPool& pool) 
   report.calibration_hash = set.hash;
   report.calibration_sequences = int64_t(set.sequences.size());
   report.calibration_tokens = set.tokens;
-  MI_TRY(LoadedEngine reference, make_engine(o.model, Path(o.output).concat(".calibration"), 0, "fp32", request.length, pool));
+  MI_TRY(LoadedEngine reference,
+         make_engine(o.model, Path(o.output).concat(".calibration"), 0, "fp32", request.length, pool));
   const Observations seen = observe(*reference.engine, mir.graph, set);
   note_rare_experts(seen, &report);
 
@@ -229,18 +242,22 @@ Result<QuantizeReport> quantize(const QuantizeOptions& o, hw::ThreadPool& pool) 
   report.bytes_after = weights_bytes(g);
 
   Json provenance = mir.provenance;
-  provenance["quantize"] = {{"weight_bits", o.config.weight_bits},
-                            {"weight_scheme", o.config.weights == WeightScheme::kPerGroup     ? fmt::format("per_group of {}", o.config.group_size)
-                                              : o.config.weights == WeightScheme::kPerChannel ? "per_channel"
-                                                                                              : "per_tensor"},
-                            {"activation_scheme", o.config.activations == ActivationScheme::kPerToken ? "per_token" : "per_tensor"},
-                            {"smooth_quant", {{"enable", o.config.smooth}, {"alpha", o.config.smooth_alpha}}},
-                            {"sensitive_layers", o.config.sensitive_layers},
-                            {"calibration", {{"source", set.source}, {"xxh3", set.hash}, {"sequences", set.sequences.size()}, {"tokens", set.tokens}}}};
+  provenance["quantize"] = {
+      {"weight_bits", o.config.weight_bits},
+      {"weight_scheme", o.config.weights == WeightScheme::kPerGroup
+                            ? fmt::format("per_group of {}", o.config.group_size)
+                        : o.config.weights == WeightScheme::kPerChannel ? "per_channel"
+                                                                        : "per_tensor"},
+      {"activation_scheme", o.config.activations == ActivationScheme::kPerToken ? "per_token" : "per_tensor"},
+      {"smooth_quant", {{"enable", o.config.smooth}, {"alpha", o.config.smooth_alpha}}},
+      {"sensitive_layers", o.config.sensitive_layers},
+      {"calibration",
+       {{"source", set.source}, {"xxh3", set.hash}, {"sequences", set.sequences.size()}, {"tokens", set.tokens}}}};
   MI_TRY_VOID(writer.finish(g, provenance));
 
   if (o.compare) {
-    MI_TRY(LoadedEngine rounded, make_engine(out.path(), Path(o.output).concat(".comparison"), 2, "", request.length, pool));
+    MI_TRY(LoadedEngine rounded,
+           make_engine(out.path(), Path(o.output).concat(".comparison"), 2, "", request.length, pool));
     Comparison c = compare(*reference.engine, *rounded.engine, set, kComparedTokens);
     report.layers = std::move(c.layers);
     for (LayerDeviation& d : report.layers) d.weight_error = errors[d.layer].relative();
@@ -255,24 +272,32 @@ Result<QuantizeReport> quantize(const QuantizeOptions& o, hw::ThreadPool& pool) 
 
 std::string report_text(const QuantizeReport& r) {
   std::string s;
-  s += fmt::format("calibration   {}: {} sequences, {} tokens\n", r.calibration_source, r.calibration_sequences, r.calibration_tokens);
-  for (const Sensitive::Count& c : r.sensitive) s += fmt::format("kept in float '{}' matches {} matrices\n", c.pattern, c.matches);
-  const std::string format = r.weight_bits == 4 ? fmt::format("int4 (W4A8, groups of {})", r.group_size) : "int8 (W8A8)";
-  s += fmt::format("matrices      {} {}, {} kept in float, {} norms smoothed\n", r.quantized_matrices, format, r.float_matrices, r.smoothed_sites);
+  s += fmt::format("calibration   {}: {} sequences, {} tokens\n", r.calibration_source, r.calibration_sequences,
+                   r.calibration_tokens);
+  for (const Sensitive::Count& c : r.sensitive)
+    s += fmt::format("kept in float '{}' matches {} matrices\n", c.pattern, c.matches);
+  const std::string format =
+      r.weight_bits == 4 ? fmt::format("int4 (W4A8, groups of {})", r.group_size) : "int8 (W8A8)";
+  s += fmt::format("matrices      {} {}, {} kept in float, {} norms smoothed\n", r.quantized_matrices, format,
+                   r.float_matrices, r.smoothed_sites);
   s += fmt::format("weights       {} -> {}\n", human_bytes(double(r.bytes_before)), human_bytes(double(r.bytes_after)));
   for (const std::string& n : r.notes) s += fmt::format("note          {}\n", n);
   if (r.layers.empty()) return s;
-  s += fmt::format("\nagainst the float model, {} tokens: mean KL {:.5f}, largest {:.5f}, same best token {:.2f} %\n", r.compared_tokens, r.mean_kl, r.max_kl,
-                   100 * r.top1_agreement);
+  s += fmt::format("\nagainst the float model, {} tokens: mean KL {:.5f}, largest {:.5f}, same best token {:.2f} %\n",
+                   r.compared_tokens, r.mean_kl, r.max_kl, 100 * r.top1_agreement);
   s += "layer  deviation  cosine    weights\n";
   for (const LayerDeviation& d : r.layers)
-    s += fmt::format("{:>5}  {:>8.3f}%  {:.6f}  {:>6.3f}%\n", d.layer, 100 * d.relative_rms, d.cosine, 100 * d.weight_error);
+    s += fmt::format("{:>5}  {:>8.3f}%  {:.6f}  {:>6.3f}%\n", d.layer, 100 * d.relative_rms, d.cosine,
+                     100 * d.weight_error);
   return s;
 }
 
 Json report_json(const QuantizeReport& r) {
   Json j;
-  j["calibration"] = {{"source", r.calibration_source}, {"xxh3", r.calibration_hash}, {"sequences", r.calibration_sequences}, {"tokens", r.calibration_tokens}};
+  j["calibration"] = {{"source", r.calibration_source},
+                      {"xxh3", r.calibration_hash},
+                      {"sequences", r.calibration_sequences},
+                      {"tokens", r.calibration_tokens}};
   j["weight_bits"] = r.weight_bits;
   if (r.weight_bits == 4) j["group_size"] = r.group_size;
   j["quantized_matrices"] = r.quantized_matrices;
@@ -282,14 +307,16 @@ Json report_json(const QuantizeReport& r) {
   j["bytes_after"] = r.bytes_after;
   j["notes"] = r.notes;
   j["sensitive_layers"] = Json::array();
-  for (const Sensitive::Count& c : r.sensitive) j["sensitive_layers"].push_back({{"pattern", c.pattern}, {"matches", c.matches}});
+  for (const Sensitive::Count& c : r.sensitive)
+    j["sensitive_layers"].push_back({{"pattern", c.pattern}, {"matches", c.matches}});
   j["mean_kl"] = r.mean_kl;
   j["max_kl"] = r.max_kl;
   j["top1_agreement"] = r.top1_agreement;
   j["compared_tokens"] = r.compared_tokens;
   j["layers"] = Json::array();
   for (const LayerDeviation& d : r.layers)
-    j["layers"].push_back({{"layer", d.layer}, {"relative_rms", d.relative_rms}, {"cosine", d.cosine}, {"weight_error", d.weight_error}});
+    j["layers"].push_back(
+        {{"layer", d.layer}, {"relative_rms", d.relative_rms}, {"cosine", d.cosine}, {"weight_error", d.weight_error}});
   return j;
 }
 

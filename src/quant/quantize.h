@@ -13,33 +13,33 @@
 namespace mi::quant {
 
 struct QuantizeOptions {
-  Path model;              // a float MIR directory
+  Path model;  // a float MIR directory
   Path output;
   QuantConfig config;
-  Path calibration;        // overrides config.calibration_data; empty: as configured
+  Path calibration;  // overrides config.calibration_data; empty: as configured
   bool force = false;
-  bool compare = true;     // run float and rounded models side by side for the deviation table
+  bool compare = true;  // run float and rounded models side by side for the deviation table
 };
 
 struct LayerDeviation {
   int32_t layer = 0;
-  double relative_rms = 0;     // rms(rounded - float) / rms(float) of the residual stream after the layer
+  double relative_rms = 0;  // rms(rounded - float) / rms(float) of the residual stream after the layer
   double cosine = 0;
-  double weight_error = 0;     // rms of the rounding of the layer's weights over their rms
+  double weight_error = 0;  // rms of the rounding of the layer's weights over their rms
 };
 
 struct QuantizeReport {
   std::string calibration_source, calibration_hash;
   int64_t calibration_sequences = 0, calibration_tokens = 0;
   int64_t weight_bits = 8, group_size = 0;
-  int64_t quantized_matrices = 0, float_matrices = 0;     // counted per layer, experts as one
+  int64_t quantized_matrices = 0, float_matrices = 0;  // counted per layer, experts as one
   int64_t smoothed_sites = 0;
-  std::vector<std::string> notes;                         // skipped smoothing sites, experts with few tokens
+  std::vector<std::string> notes;  // skipped smoothing sites, experts with few tokens
   std::vector<Sensitive::Count> sensitive;
-  std::vector<LayerDeviation> layers;                     // empty without compare
-  double mean_kl = 0, max_kl = 0, top1_agreement = 0;     // logits, rounded against float, over the compared tokens
+  std::vector<LayerDeviation> layers;                  // empty without compare
+  double mean_kl = 0, max_kl = 0, top1_agreement = 0;  // logits, rounded against float, over the compared tokens
   int64_t compared_tokens = 0;
-  int64_t bytes_before = 0, bytes_after = 0;              // weights
+  int64_t bytes_before = 0, bytes_after = 0;  // weights
 };
 
 Result<QuantizeReport> quantize(const QuantizeOptions& o, hw::ThreadPool& pool);

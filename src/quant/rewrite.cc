@@ -48,12 +48,12 @@ void store_row(const float* v, int64_t k, DType t, std::byte* out) {
 
 // A matrix as it will be stored.
 struct RoundedTensor {
-  std::vector<uint8_t> q;      // int8, or rows of tensor/int4.h
+  std::vector<uint8_t> q;  // int8, or rows of tensor/int4.h
   std::vector<float> scale;
 };
 
-RoundedTensor round_tensor(const TensorView& w, const ir::WeightDecl& d, const TensorPlan& plan, WeightScheme int8_scheme, hw::ThreadPool& pool,
-                           WeightError* error) {
+RoundedTensor round_tensor(const TensorView& w, const ir::WeightDecl& d, const TensorPlan& plan,
+                           WeightScheme int8_scheme, hw::ThreadPool& pool, WeightError* error) {
   const auto [rows, k] = rows_of(w.shape);
   const bool int4 = d.format == ir::WeightFormat::kW4A8;
   const int64_t row_bytes = int4 ? int4_row_bytes(k) : k, row_scales = int4 ? int4_groups(k, d.group) : 1;
@@ -144,15 +144,15 @@ std::vector<float> column_max(const TensorView& w, hw::ThreadPool& pool) {
   return parts[0];
 }
 
-Status rewrite_tensors(const ir::MirDir& source, const ir::Graph& g, const RewritePlan& plan, ir::MirWriter& writer, hw::ThreadPool& pool,
-                       std::map<int32_t, WeightError>* errors) {
+Status rewrite_tensors(const ir::MirDir& source, const ir::Graph& g, const RewritePlan& plan, ir::MirWriter& writer,
+                       hw::ThreadPool& pool, std::map<int32_t, WeightError>* errors) {
   constexpr std::string_view kScale = "_scale";
   uint64_t total = 0;
   for (const auto& d : writer.order())
     if (source.has(d.name)) total += source.weight(d.name).bytes;
   Progress progress("quantize", total, true);
   const auto quantized = quantized_weights(g);
-  std::vector<float> pending_scale;      // of the rounded matrix written last
+  std::vector<float> pending_scale;  // of the rounded matrix written last
   std::string pending_name;
   for (const auto& d : writer.order()) {
     if (const auto c = plan.constants.find(d.name); c != plan.constants.end()) {
@@ -170,7 +170,8 @@ Status rewrite_tensors(const ir::MirDir& source, const ir::Graph& g, const Rewri
     const TensorPlan tensor_plan = p == plan.tensors.end() ? TensorPlan{} : p->second;
     const auto rounded = quantized.find(d.name);
     if (rounded != quantized.end() && is_float(w.dtype)) {
-      RoundedTensor t = round_tensor(w, *rounded->second, tensor_plan, plan.int8_scheme, pool, &(*errors)[layer_of(d.name)]);
+      RoundedTensor t =
+          round_tensor(w, *rounded->second, tensor_plan, plan.int8_scheme, pool, &(*errors)[layer_of(d.name)]);
       MI_TRY_VOID(writer.write(std::as_bytes(std::span(t.q))));
       pending_scale = std::move(t.scale);
       pending_name = d.name;

@@ -15,21 +15,22 @@
 namespace mi::quant {
 
 struct TensorPlan {
-  const std::vector<float>* column_scale = nullptr;   // smoothing: columns are multiplied; [K]
-  const std::vector<float>* norm_divisor = nullptr;   // smoothing: the norm's weight is divided; [K]
-  bool plus_one = false;                              // ... of a (1 + w) norm
+  const std::vector<float>* column_scale = nullptr;  // smoothing: columns are multiplied; [K]
+  const std::vector<float>* norm_divisor = nullptr;  // smoothing: the norm's weight is divided; [K]
+  bool plus_one = false;                             // ... of a (1 + w) norm
 };
 
 struct RewritePlan {
-  std::map<std::string, TensorPlan> tensors;          // by full name; absent: copied or rounded as declared
-  std::map<std::string, float> constants;             // "act.X.scale" tensors of one float
-  WeightScheme int8_scheme = WeightScheme::kPerChannel;   // W8A8; W4A8 has its group in the declaration
+  std::map<std::string, TensorPlan> tensors;             // by full name; absent: copied or rounded as declared
+  std::map<std::string, float> constants;                // "act.X.scale" tensors of one float
+  WeightScheme int8_scheme = WeightScheme::kPerChannel;  // W8A8; W4A8 has its group in the declaration
 };
 
-// Writes every tensor that `g` declares, from `source`, through `writer`: float matrices that `g` declares W8A8 or W4A8 are
-// rounded. Memory: a few rows in float and one tensor in int8. Adds each matrix's rounding error to *errors by layer.
-Status rewrite_tensors(const ir::MirDir& source, const ir::Graph& g, const RewritePlan& plan, ir::MirWriter& writer, hw::ThreadPool& pool,
-                       std::map<int32_t, WeightError>* errors);
+// Writes every tensor that `g` declares, from `source`, through `writer`: float matrices that `g` declares W8A8 or W4A8
+// are rounded. Memory: a few rows in float and one tensor in int8. Adds each matrix's rounding error to *errors by
+// layer.
+Status rewrite_tensors(const ir::MirDir& source, const ir::Graph& g, const RewritePlan& plan, ir::MirWriter& writer,
+                       hw::ThreadPool& pool, std::map<int32_t, WeightError>* errors);
 
 // Largest |W[.., k]| over all rows (and experts) of a float matrix, per column.
 std::vector<float> column_max(const TensorView& w, hw::ThreadPool& pool);

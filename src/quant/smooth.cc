@@ -37,7 +37,9 @@ std::vector<SmoothSite> smooth_sites(const ir::Graph& g, std::vector<std::string
       if (readers.empty() && other.empty()) continue;
       if (!other.empty() || std::find(b.outputs.begin(), b.outputs.end(), norm.out[0]) != b.outputs.end()) {
         // A full-width QK norm has clamp, rope or attention behind it and is no smoothing site; say so once per block.
-        if (skipped) skipped->push_back(fmt::format("{}: {} is read by {}", b.name, v.name, other.empty() ? "the next layer" : other));
+        if (skipped)
+          skipped->push_back(
+              fmt::format("{}: {} is read by {}", b.name, v.name, other.empty() ? "the next layer" : other));
         continue;
       }
       for (int32_t layer : b.layers) {
@@ -55,7 +57,8 @@ std::vector<SmoothSite> smooth_sites(const ir::Graph& g, std::vector<std::string
   return sites;
 }
 
-std::vector<float> smooth_scales(const std::vector<float>& act_max, const std::vector<float>& weight_max, double alpha) {
+std::vector<float> smooth_scales(const std::vector<float>& act_max, const std::vector<float>& weight_max,
+                                 double alpha) {
   MI_CHECK_EQ(act_max.size(), weight_max.size());
   std::vector<float> s(act_max.size(), 1.0f);
   for (size_t j = 0; j < s.size(); ++j) {

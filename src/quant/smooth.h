@@ -17,14 +17,15 @@ namespace mi::quant {
 // One place that can be smoothed: a norm node of a layer and everything that reads its result.
 struct SmoothSite {
   int32_t layer = 0;
-  std::string value;                     // the norm's result in the graph, e.g. "m"
-  std::string norm_weight;               // full name
-  bool plus_one = false;                 // the norm multiplies by (1 + w)
-  std::vector<std::string> readers;      // full names of matrices [.., N, K] whose columns are `value`'s channels
+  std::string value;                 // the norm's result in the graph, e.g. "m"
+  std::string norm_weight;           // full name
+  bool plus_one = false;             // the norm multiplies by (1 + w)
+  std::vector<std::string> readers;  // full names of matrices [.., N, K] whose columns are `value`'s channels
   int64_t channels = 0;
 };
 
-// Every site of the graph. A norm whose result is read by anything but matrices is left out, with the reason in *skipped.
+// Every site of the graph. A norm whose result is read by anything but matrices is left out, with the reason in
+// *skipped.
 std::vector<SmoothSite> smooth_sites(const ir::Graph& g, std::vector<std::string>* skipped);
 
 // act_max and weight_max [channels]; channels that never fire or have no weight keep s = 1.

@@ -4,7 +4,8 @@
 
 namespace mi::quant {
 
-Result<TemporaryEngine> build_temporary_engine(const Path& mir, const Path& beside, int opt_level, const std::string& precision) {
+Result<TemporaryEngine> build_temporary_engine(const Path& mir, const Path& beside, int opt_level,
+                                               const std::string& precision) {
   MI_TRY(OutputDir dir, OutputDir::create(beside, true));
   TemporaryEngine t{std::move(dir)};
   compiler::BuildOptions b;

@@ -22,20 +22,26 @@ class ChatJob : public Job {
   }
 
  private:
-  struct Call { std::string id, name, arguments; };
+  struct Call {
+    std::string id, name, arguments;
+  };
   struct Choice {
     std::string content, finish;
     std::vector<Call> calls;
     Json logprobs = Json::array();
-    std::unique_ptr<ToolSplitter> splitter;    // null: all text is content
+    std::unique_ptr<ToolSplitter> splitter;  // null: all text is content
   };
 
   std::unique_ptr<ToolSplitter> make_splitter() const {
     switch (request_.tool_choice) {
-      case ToolChoice::kNone: return nullptr;
-      case ToolChoice::kAuto: return context_.marks.begin.empty() ? nullptr : split_marked(context_.marks);
-      case ToolChoice::kRequired: return split_list();
-      case ToolChoice::kNamed: return split_bare(request_.tool_name);
+      case ToolChoice::kNone:
+        return nullptr;
+      case ToolChoice::kAuto:
+        return context_.marks.begin.empty() ? nullptr : split_marked(context_.marks);
+      case ToolChoice::kRequired:
+        return split_list();
+      case ToolChoice::kNamed:
+        return split_bare(request_.tool_name);
     }
     return nullptr;
   }
@@ -50,7 +56,8 @@ class ChatJob : public Job {
         if (t.name == request_.tool_name) made = context_.constraints->json_schema(dump_json(named_call_schema(t)));
     } else if (request_.tool_choice == ToolChoice::kRequired) {
       param = "tools";
-      made = context_.constraints->json_schema(dump_json(required_calls_schema(request_.tools, request_.parallel_tool_calls)));
+      made = context_.constraints->json_schema(
+          dump_json(required_calls_schema(request_.tools, request_.parallel_tool_calls)));
     } else if (request_.format == AnswerFormat::kJsonObject) {
       made = context_.constraints->json_object();
     } else if (request_.format == AnswerFormat::kJsonSchema) {
@@ -62,7 +69,8 @@ class ChatJob : public Job {
   }
 
   std::optional<ApiError> make_requests(std::vector<runtime::Request>* out) {
-    if (!context_.text.chat) return ApiError{400, "this model has no chat template; use /v1/completions", "invalid_request_error", {}, {}};
+    if (!context_.text.chat)
+      return ApiError{400, "this model has no chat template; use /v1/completions", "invalid_request_error", {}, {}};
     const std::string tools = request_.tools_json.is_null() ? "" : dump_json(request_.tools_json);
     const std::string extra = request_.template_kwargs.is_null() ? "" : dump_json(request_.template_kwargs);
     auto rendered = context_.text.chat->render(dump_json(request_.messages), tools, extra, true);
@@ -86,16 +94,22 @@ class ChatJob : public Job {
     return std::nullopt;
   }
 
-  Json head(const char* object) const { return {{"id", id_}, {"object", object}, {"created", created_}, {"model", request_.model}}; }
+  Json head(const char* object) const {
+    return {{"id", id_}, {"object", object}, {"created", created_}, {"model", request_.model}};
+  }
 
   void send_delta(size_t choice, Json delta, Json logprobs, Json finish) {
     Json j = head("chat.completion.chunk");
-    j["choices"] = Json::array({{{"index", choice}, {"delta", std::move(delta)}, {"logprobs", std::move(logprobs)}, {"finish_reason", std::move(finish)}}});
+    j["choices"] = Json::array({{{"index", choice},
+                                 {"delta", std::move(delta)},
+                                 {"logprobs", std::move(logprobs)},
+                                 {"finish_reason", std::move(finish)}}});
     send_event(j);
   }
 
   void on_start() override {
-    for (size_t i = 0; i < choices_.size(); ++i) send_delta(i, {{"role", "assistant"}, {"content", ""}}, nullptr, nullptr);
+    for (size_t i = 0; i < choices_.size(); ++i)
+      send_delta(i, {{"role", "assistant"}, {"content", ""}}, nullptr, nullptr);
   }
 
   // Content and calls of a piece of text; in a stream what is new goes out, log-probabilities with the first part.
@@ -108,7 +122,9 @@ class ChatJob : public Job {
         delta = {{"content", p.text}};
       } else if (p.kind == ToolPiece::kCallBegin) {
         c.calls.push_back({new_id("call"), p.text, ""});
-        delta = {{"tool_calls", Json::array({{{"index", c.calls.size() - 1}, {"id", c.calls.back().id}, {"type", "function"},
+        delta = {{"tool_calls", Json::array({{{"index", c.calls.size() - 1},
+                                              {"id", c.calls.back().id},
+                                              {"type", "function"},
                                               {"function", {{"name", p.text}, {"arguments", ""}}}}})}};
       } else {
         if (c.calls.empty()) continue;
@@ -132,8 +148,10 @@ class ChatJob : public Job {
     Json logprobs;
     if (request_.sampling.logprobs >= 0) {
       Json entry = chat_logprob(*context_.text.tokenizer, e.token, e.logprob, e.top);
-      if (stream_) logprobs = {{"content", Json::array({std::move(entry)})}, {"refusal", nullptr}};
-      else c.logprobs.push_back(std::move(entry));
+      if (stream_)
+        logprobs = {{"content", Json::array({std::move(entry)})}, {"refusal", nullptr}};
+      else
+        c.logprobs.push_back(std::move(entry));
     }
     add_text(index, split(c, e.text), std::move(logprobs));
   }
@@ -164,11 +182,16 @@ class ChatJob : public Job {
         if (c.content.empty()) message["content"] = nullptr;
         message["tool_calls"] = Json::array();
         for (const Call& call : c.calls)
-          message["tool_calls"].push_back({{"id", call.id}, {"type", "function"}, {"function", {{"name", call.name}, {"arguments", call.arguments}}}});
+          message["tool_calls"].push_back({{"id", call.id},
+                                           {"type", "function"},
+                                           {"function", {{"name", call.name}, {"arguments", call.arguments}}}});
       }
       Json logprobs;
       if (request_.sampling.logprobs >= 0) logprobs = {{"content", std::move(c.logprobs)}, {"refusal", nullptr}};
-      j["choices"].push_back({{"index", i}, {"message", std::move(message)}, {"logprobs", std::move(logprobs)}, {"finish_reason", c.finish}});
+      j["choices"].push_back({{"index", i},
+                              {"message", std::move(message)},
+                              {"logprobs", std::move(logprobs)},
+                              {"finish_reason", c.finish}});
     }
     j["usage"] = usage;
     respond_whole(j);

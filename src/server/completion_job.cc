@@ -14,7 +14,8 @@ class CompletionJob : public Job {
     if (const auto e = parse_completion(std::get<Json>(parsed), context_.defaults, &request_)) return fail(*e);
     if (!context_.serves(request_.model)) return fail(unknown_model(request_.model));
     if (int64_t(request_.prompts.size()) * request_.n > int64_t(kMaxPrompts))
-      return fail(bad_field("n", fmt::format("prompts times n is {}; {} are the most", int64_t(request_.prompts.size()) * request_.n, kMaxPrompts)));
+      return fail(bad_field("n", fmt::format("prompts times n is {}; {} are the most",
+                                             int64_t(request_.prompts.size()) * request_.n, kMaxPrompts)));
     std::vector<runtime::Request> requests;
     if (const auto e = make_requests(&requests)) return fail(*e);
     start(std::move(requests), request_.stream);
@@ -23,17 +24,20 @@ class CompletionJob : public Job {
  private:
   struct Choice {
     std::string text, finish;
-    std::string echo;                                     // the prompt's text, sent before the first token
+    std::string echo;  // the prompt's text, sent before the first token
     std::unique_ptr<CompletionLogprobs> logprobs;
     bool scores_echo = false;
   };
 
-  std::optional<ApiError> ids_of(const std::variant<std::string, std::vector<int32_t>>& prompt, std::vector<int32_t>* ids, std::string* text) {
+  std::optional<ApiError> ids_of(const std::variant<std::string, std::vector<int32_t>>& prompt,
+                                 std::vector<int32_t>* ids, std::string* text) {
     const text::Tokenizer* t = context_.text.tokenizer.get();
     if (const auto* given = std::get_if<std::vector<int32_t>>(&prompt)) {
       *ids = *given;
       for (int32_t id : *ids)
-        if (id >= context_.loop->limits().vocab) return bad_field("prompt", fmt::format("the prompt holds token {}; the vocabulary has {} tokens", id, context_.loop->limits().vocab));
+        if (id >= context_.loop->limits().vocab)
+          return bad_field("prompt", fmt::format("the prompt holds token {}; the vocabulary has {} tokens", id,
+                                                 context_.loop->limits().vocab));
       if (request_.echo) {
         auto decoded = t->decode(*ids, false);
         if (!decoded.ok()) return bad_field("prompt", decoded.error().message());
@@ -65,7 +69,8 @@ class CompletionJob : public Job {
         r.max_tokens = request_.max_tokens;
         r.stop = request_.stop;
         Choice c;
-        if (request_.sampling.logprobs >= 0) c.logprobs = std::make_unique<CompletionLogprobs>(*context_.text.tokenizer);
+        if (request_.sampling.logprobs >= 0)
+          c.logprobs = std::make_unique<CompletionLogprobs>(*context_.text.tokenizer);
         if (request_.echo) {
           c.echo = text;
           c.scores_echo = c.logprobs != nullptr;
@@ -79,7 +84,9 @@ class CompletionJob : public Job {
     return std::nullopt;
   }
 
-  Json head() const { return {{"id", id_}, {"object", "text_completion"}, {"created", created_}, {"model", request_.model}}; }
+  Json head() const {
+    return {{"id", id_}, {"object", "text_completion"}, {"created", created_}, {"model", request_.model}};
+  }
 
   void add(size_t index, const std::string& text, Json finish) {
     Choice& c = choices_[index];
@@ -89,7 +96,8 @@ class CompletionJob : public Job {
     if (c.logprobs && !c.logprobs->empty()) logprobs = c.logprobs->take();
     if (text.empty() && logprobs.is_null() && finish.is_null()) return;
     Json j = head();
-    j["choices"] = Json::array({{{"index", index}, {"text", text}, {"logprobs", std::move(logprobs)}, {"finish_reason", std::move(finish)}}});
+    j["choices"] = Json::array(
+        {{{"index", index}, {"text", text}, {"logprobs", std::move(logprobs)}, {"finish_reason", std::move(finish)}}});
     send_event(j);
   }
   std::string take_echo(Choice& c) { return std::exchange(c.echo, std::string()); }
@@ -97,7 +105,8 @@ class CompletionJob : public Job {
   void on_prompt(size_t index, const runtime::PromptEvent& e) override {
     Choice& c = choices_[index];
     if (!c.scores_echo) return;
-    for (size_t i = 0; i < e.prompt.size(); ++i) c.logprobs->add(e.prompt[i].token, e.prompt[i].logprob, e.prompt[i].top, i > 0);
+    for (size_t i = 0; i < e.prompt.size(); ++i)
+      c.logprobs->add(e.prompt[i].token, e.prompt[i].logprob, e.prompt[i].top, i > 0);
     add(index, take_echo(c), nullptr);
   }
 
@@ -127,7 +136,10 @@ class CompletionJob : public Job {
     j["choices"] = Json::array();
     for (size_t i = 0; i < choices_.size(); ++i) {
       Choice& c = choices_[i];
-      j["choices"].push_back({{"index", i}, {"text", std::move(c.text)}, {"logprobs", c.logprobs ? c.logprobs->take() : Json()}, {"finish_reason", c.finish}});
+      j["choices"].push_back({{"index", i},
+                              {"text", std::move(c.text)},
+                              {"logprobs", c.logprobs ? c.logprobs->take() : Json()},
+                              {"finish_reason", c.finish}});
     }
     j["usage"] = usage;
     respond_whole(j);

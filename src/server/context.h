@@ -1,7 +1,9 @@
 #pragma once
 // What every handler needs, shared and read-only while the server runs.
 
-#include <utility>   // before Boost.Asio 1.74
+// clang-format off
+#include <utility>  // Boost.Asio 1.74 uses std::exchange without including it
+// clang-format on
 
 #include <atomic>
 #include <boost/asio/thread_pool.hpp>
@@ -22,13 +24,13 @@ namespace mi::server {
 struct ServerContext {
   runtime::EngineLoop* loop = nullptr;
   text::ModelText text;
-  std::shared_ptr<const text::ConstraintFactory> constraints;   // null without a tokenizer
+  std::shared_ptr<const text::ConstraintFactory> constraints;  // null without a tokenizer
   CallMarks marks;
   SamplingDefaults defaults;
-  std::vector<std::string> model_names;         // the first is the one that is listed
-  int64_t created = 0;                          // seconds since the epoch
+  std::vector<std::string> model_names;  // the first is the one that is listed
+  int64_t created = 0;                   // seconds since the epoch
   int64_t bos_id = -1;
-  int64_t longest_token = 1;                    // bytes: text of n bytes has at least n / longest_token tokens
+  int64_t longest_token = 1;  // bytes: text of n bytes has at least n / longest_token tokens
   std::atomic<bool> draining{false};
   boost::asio::thread_pool* workers = nullptr;  // templates, tokenizing, rendering
   // API requests answered, by endpoint and status; for /metrics.

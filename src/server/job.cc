@@ -27,7 +27,9 @@ std::string new_id(const char* prefix) {
   return fmt::format("{}-{:016x}{:08x}", prefix, rng(), uint32_t(rng()));
 }
 
-int64_t now_seconds() { return std::chrono::duration_cast<std::chrono::seconds>(std::chrono::system_clock::now().time_since_epoch()).count(); }
+int64_t now_seconds() {
+  return std::chrono::duration_cast<std::chrono::seconds>(std::chrono::system_clock::now().time_since_epoch()).count();
+}
 
 ApiError refusal_error(const runtime::Admission& a, const runtime::Limits& limits) {
   ApiError e;
@@ -48,7 +50,8 @@ ApiError refusal_error(const runtime::Admission& a, const runtime::Limits& limit
       e.type = "server_error";
       e.code = "server_draining";
       break;
-    default: break;
+    default:
+      break;
   }
   return e;
 }
@@ -64,15 +67,22 @@ std::optional<ApiError> too_long_by_bytes(const ServerContext& c, const char* pa
 }
 
 ApiError unknown_model(const std::string& name) {
-  return {404, fmt::format("the model '{}' does not exist here; /v1/models lists what does", clean_utf8(name.substr(0, 200))), "invalid_request_error", "model", "model_not_found"};
+  return {
+      404,
+      fmt::format("the model '{}' does not exist here; /v1/models lists what does", clean_utf8(name.substr(0, 200))),
+      "invalid_request_error", "model", "model_not_found"};
 }
 
 Job::Job(ServerContext& c, std::shared_ptr<Exchange> e, std::string endpoint)
-    : context_(c), endpoint_(std::move(endpoint)), exchange_(std::move(e)), strand_(boost::asio::make_strand(c.workers->get_executor())) {}
+    : context_(c),
+      endpoint_(std::move(endpoint)),
+      exchange_(std::move(e)),
+      strand_(boost::asio::make_strand(c.workers->get_executor())) {}
 
 void Job::fail(const ApiError& e) {
   context_.count(endpoint_, e.status);
-  exchange_->respond(e.status, "application/json", error_json(e), e.status == 429 ? Headers{{"Retry-After", "1"}} : Headers{});
+  exchange_->respond(e.status, "application/json", error_json(e),
+                     e.status == 429 ? Headers{{"Retry-After", "1"}} : Headers{});
 }
 
 void Job::cancel_all() {
@@ -88,12 +98,16 @@ void Job::cancel_all() {
 // Runs on the strand, so that no event overtakes the decisions made here.
 void Job::start(std::vector<runtime::Request> requests, bool stream) {
   stream_ = stream;
-  boost::asio::post(strand_, [self = shared_from_this(), requests = std::make_shared<std::vector<runtime::Request>>(std::move(requests))] {
+  boost::asio::post(strand_, [self = shared_from_this(),
+                              requests = std::make_shared<std::vector<runtime::Request>>(std::move(requests))] {
     self->open_ = requests->size();
     for (size_t i = 0; i < requests->size(); ++i) {
-      const runtime::Admission a = self->context_.loop->submit(std::move((*requests)[i]), [self, i](runtime::Event&& e) {
-        boost::asio::post(self->strand_, [self, i, e = std::make_shared<runtime::Event>(std::move(e))] { self->on_event(i, std::move(*e)); });
-      });
+      const runtime::Admission a =
+          self->context_.loop->submit(std::move((*requests)[i]), [self, i](runtime::Event&& e) {
+            boost::asio::post(self->strand_, [self, i, e = std::make_shared<runtime::Event>(std::move(e))] {
+              self->on_event(i, std::move(*e));
+            });
+          });
       if (!a.ok()) {
         self->failure_ = a.message.empty() ? "refused" : a.message;
         self->cancel_all();
@@ -115,7 +129,7 @@ void Job::start(std::vector<runtime::Request> requests, bool stream) {
 }
 
 void Job::on_event(size_t choice, runtime::Event&& event) {
-  const bool quiet = !failure_.empty();      // the answer was an error: events of cancelled choices are not shown
+  const bool quiet = !failure_.empty();  // the answer was an error: events of cancelled choices are not shown
   if (const auto* p = std::get_if<runtime::PromptEvent>(&event)) {
     if (!quiet) on_prompt(choice, *p);
   } else if (const auto* t = std::get_if<runtime::TokenEvent>(&event)) {

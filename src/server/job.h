@@ -1,8 +1,10 @@
 #pragma once
-// One API request being answered: its choices run in the step loop, their events come back here, are turned into JSON and
-// sent, streamed or whole. Created per request, kept alive by the sinks of its choices.
+// One API request being answered: its choices run in the step loop, their events come back here, are turned into JSON
+// and sent, streamed or whole. Created per request, kept alive by the sinks of its choices.
 
-#include <utility>   // before Boost.Asio 1.74
+// clang-format off
+#include <utility>  // Boost.Asio 1.74 uses std::exchange without including it
+// clang-format on
 
 #include <boost/asio/strand.hpp>
 #include <memory>
@@ -25,14 +27,14 @@ class Job : public std::enable_shared_from_this<Job> {
   // Submits all or none; the answer to a refusal is sent here.
   void start(std::vector<runtime::Request> requests, bool stream);
   void fail(const ApiError& e);
-  void send_event(const Json& j);                      // one SSE event
+  void send_event(const Json& j);  // one SSE event
 
   // Called in order per choice, all on the job's strand.
-  virtual void on_start() {}                            // before the first event of a stream
+  virtual void on_start() {}  // before the first event of a stream
   virtual void on_prompt(size_t choice, const runtime::PromptEvent& e) {}
   virtual void on_token(size_t choice, const runtime::TokenEvent& e) = 0;
   virtual void on_finish(size_t choice, const runtime::FinishEvent& e) = 0;
-  virtual void on_all_finished() = 0;                   // streams: the last events before [DONE]; else: respond_whole()
+  virtual void on_all_finished() = 0;  // streams: the last events before [DONE]; else: respond_whole()
   void respond_whole(const Json& j);
 
   int64_t prompt_tokens() const { return prompt_tokens_; }
@@ -50,7 +52,7 @@ class Job : public std::enable_shared_from_this<Job> {
   boost::asio::strand<boost::asio::thread_pool::executor_type> strand_;
   std::mutex ids_mutex_;
   std::vector<uint64_t> ids_;
-  bool gone_ = false;                                   // guarded by ids_mutex_
+  bool gone_ = false;  // guarded by ids_mutex_
   size_t open_ = 0;
   int64_t prompt_tokens_ = 0, completion_tokens_ = 0;
   std::string failure_;

@@ -34,7 +34,8 @@ class Families {
     uint64_t below = 0;
     for (size_t i = 0; i < h.counts.size(); ++i) {
       below += h.counts[i];
-      const double bound = i < runtime::Histogram::kBounds.size() ? runtime::Histogram::kBounds[i] : std::numeric_limits<double>::infinity();
+      const double bound = i < runtime::Histogram::kBounds.size() ? runtime::Histogram::kBounds[i]
+                                                                  : std::numeric_limits<double>::infinity();
       m.histogram.bucket.push_back({below, bound});
     }
     family(name, help, MetricType::Histogram).metric.push_back(std::move(m));
@@ -68,22 +69,28 @@ std::string metrics_text(ServerContext& c) {
   Families f(c.model_names.front());
   f.gauge("vllm:num_requests_running", "Sequences in the batch.", double(s.running));
   f.gauge("vllm:num_requests_waiting", "Sequences accepted and not in the batch.", double(s.waiting));
-  f.gauge("vllm:gpu_cache_usage_perc", "Share of KV pages in use, 0 to 1.", s.kv_pages_total ? double(s.kv_pages_used) / double(s.kv_pages_total) : 0);
+  f.gauge("vllm:gpu_cache_usage_perc", "Share of KV pages in use, 0 to 1.",
+          s.kv_pages_total ? double(s.kv_pages_used) / double(s.kv_pages_total) : 0);
   f.gauge("metainfer:kv_pages_total", "KV pages of 64 tokens.", double(s.kv_pages_total));
-  f.gauge("metainfer:seconds_since_progress", "Seconds since a step ended or the loop was idle.", s.seconds_since_progress);
+  f.gauge("metainfer:seconds_since_progress", "Seconds since a step ended or the loop was idle.",
+          s.seconds_since_progress);
   f.counter("vllm:prompt_tokens_total", "Prompt tokens of started sequences.", double(s.prompt_tokens));
   f.counter("vllm:generation_tokens_total", "Generated tokens.", double(s.generated_tokens));
   f.counter("vllm:num_preemptions_total", "Sequences put back for lack of KV pages.", double(s.preemptions));
   f.counter("metainfer:steps_total", "Steps of the model.", double(s.steps));
-  f.counter("metainfer:computed_tokens_total", "Token rows run through the model, recomputation included.", double(s.computed_tokens));
+  f.counter("metainfer:computed_tokens_total", "Token rows run through the model, recomputation included.",
+            double(s.computed_tokens));
   f.counter("metainfer:model_seconds_total", "Seconds inside the model.", s.step_seconds);
-  f.counter("metainfer:host_seconds_total", "Seconds between steps: planning, sampling, text, delivery.", s.host_seconds);
+  f.counter("metainfer:host_seconds_total", "Seconds between steps: planning, sampling, text, delivery.",
+            s.host_seconds);
   for (int i = 0; i < runtime::kFinishReasons; ++i)
-    f.counter("vllm:request_success_total", "Sequences that ended, by reason.", double(s.finished[size_t(i)]), {{"finished_reason", runtime::finish_reason_name(runtime::FinishReason(i))}});
+    f.counter("vllm:request_success_total", "Sequences that ended, by reason.", double(s.finished[size_t(i)]),
+              {{"finished_reason", runtime::finish_reason_name(runtime::FinishReason(i))}});
   {
     std::lock_guard lock(c.count_mutex);
     for (const auto& [key, n] : c.api_requests)
-      f.counter("metainfer:api_requests_total", "API requests answered, by endpoint and status.", double(n), {{"endpoint", key.first}, {"status", std::to_string(key.second)}});
+      f.counter("metainfer:api_requests_total", "API requests answered, by endpoint and status.", double(n),
+                {{"endpoint", key.first}, {"status", std::to_string(key.second)}});
   }
   f.histogram("vllm:request_queue_time_seconds", "Arrival to first step.", s.queue);
   f.histogram("vllm:time_to_first_token_seconds", "Arrival to first token.", s.ttft);

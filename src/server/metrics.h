@@ -1,6 +1,6 @@
 #pragma once
-// /metrics in the Prometheus text format, under the names that dashboards for vLLM know ("vllm:..."), from a snapshot of the
-// loop's numbers. Never waits for a step.
+// /metrics in the Prometheus text format, under the names that dashboards for vLLM know ("vllm:..."), from a snapshot
+// of the loop's numbers. Never waits for a step.
 
 #include <string>
 

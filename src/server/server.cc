@@ -21,11 +21,14 @@ constexpr const char* kModels = "/v1/models";
 struct Route {
   const char* path;
   std::vector<const char*> methods;
-  bool open = false;                            // needs no key
+  bool open = false;  // needs no key
 };
 const std::vector<Route>& routes() {
-  static const std::vector<Route> r = {
-      {"/health", {"GET", "HEAD"}, true}, {"/metrics", {"GET"}}, {kModels, {"GET", "HEAD"}}, {"/v1/chat/completions", {"POST"}}, {"/v1/completions", {"POST"}}};
+  static const std::vector<Route> r = {{"/health", {"GET", "HEAD"}, true},
+                                       {"/metrics", {"GET"}},
+                                       {kModels, {"GET", "HEAD"}},
+                                       {"/v1/chat/completions", {"POST"}},
+                                       {"/v1/completions", {"POST"}}};
   return r;
 }
 // "/v1/models/NAME" stands for the listing's route.
@@ -34,7 +37,9 @@ const Route* find_route(const std::string& path) {
     if (path == r.path) return &r;
   static const Route one_model{"/v1/models/{id}", {"GET", "HEAD"}};
   const std::string prefix = std::string(kModels) + "/";
-  return path.rfind(prefix, 0) == 0 && path.size() > prefix.size() && path.find('/', prefix.size()) == std::string::npos ? &one_model : nullptr;
+  return path.rfind(prefix, 0) == 0 && path.size() > prefix.size() && path.find('/', prefix.size()) == std::string::npos
+             ? &one_model
+             : nullptr;
 }
 
 ApiError plain_error(int status, std::string message, std::optional<std::string> code = {}) {
@@ -43,7 +48,8 @@ ApiError plain_error(int status, std::string message, std::optional<std::string>
 
 class Api : public ApiServer {
  public:
-  Api(runtime::EngineLoop& loop, text::ModelText text, ServeOptions o) : options_(std::move(o)), workers_(static_cast<size_t>(options_.worker_threads)) {
+  Api(runtime::EngineLoop& loop, text::ModelText text, ServeOptions o)
+      : options_(std::move(o)), workers_(static_cast<size_t>(options_.worker_threads)) {
     context_.loop = &loop;
     context_.text = std::move(text);
     context_.model_names = options_.model_names;
@@ -55,9 +61,11 @@ class Api : public ApiServer {
 
   Status begin() {
     if (const text::Tokenizer* t = context_.text.tokenizer.get()) {
-      MI_TRY(context_.constraints, text::ConstraintFactory::make(context_.text.tokenizer, options_.eos_ids, options_.vocab));
+      MI_TRY(context_.constraints,
+             text::ConstraintFactory::make(context_.text.tokenizer, options_.eos_ids, options_.vocab));
       context_.marks = call_marks(*t);
-      for (int64_t id = 0; id < t->vocab(); ++id) context_.longest_token = std::max(context_.longest_token, int64_t(t->token_bytes(int32_t(id)).size()));
+      for (int64_t id = 0; id < t->vocab(); ++id)
+        context_.longest_token = std::max(context_.longest_token, int64_t(t->token_bytes(int32_t(id)).size()));
     }
     HttpHandlers h;
     h.early = [this](const HttpRequest& r) { return early(r); };
@@ -80,14 +88,16 @@ class Api : public ApiServer {
   }
 
  private:
-  EarlyAnswer refuse(int status, const std::string& message, Headers headers = {}, std::optional<std::string> code = {}) {
+  EarlyAnswer refuse(int status, const std::string& message, Headers headers = {},
+                     std::optional<std::string> code = {}) {
     return {status, error_json(plain_error(status, message, std::move(code))), std::move(headers)};
   }
 
   // Equal time whatever the difference; every key is looked at.
   bool key_is_known(const std::string& given) const {
     bool found = false;
-    for (const std::string& key : options_.api_keys) found |= key.size() == given.size() && CRYPTO_memcmp(key.data(), given.data(), key.size()) == 0;
+    for (const std::string& key : options_.api_keys)
+      found |= key.size() == given.size() && CRYPTO_memcmp(key.data(), given.data(), key.size()) == 0;
     return found;
   }
 
@@ -98,23 +108,33 @@ class Api : public ApiServer {
       if (r.authorization.size() == 1) {
         const std::string& a = r.authorization[0];
         std::string scheme = a.substr(0, 7);
-        std::transform(scheme.begin(), scheme.end(), scheme.begin(), [](unsigned char c) { return char(std::tolower(c)); });
+        std::transform(scheme.begin(), scheme.end(), scheme.begin(),
+                       [](unsigned char c) { return char(std::tolower(c)); });
         ok = scheme == "bearer " && key_is_known(a.substr(7));
       }
-      if (!ok) return refuse(401, "a valid API key is needed: Authorization: Bearer KEY", {{"WWW-Authenticate", "Bearer"}}, "invalid_api_key");
+      if (!ok)
+        return refuse(401, "a valid API key is needed: Authorization: Bearer KEY", {{"WWW-Authenticate", "Bearer"}},
+                      "invalid_api_key");
     }
-    if (!route) return refuse(404, "there is nothing at this path; the API is at /v1/models, /v1/chat/completions and /v1/completions");
+    if (!route)
+      return refuse(
+          404, "there is nothing at this path; the API is at /v1/models, /v1/chat/completions and /v1/completions");
     if (std::find(route->methods.begin(), route->methods.end(), r.method) == route->methods.end()) {
       std::string allow;
       for (const char* m : route->methods) allow += (allow.empty() ? "" : ", ") + std::string(m);
       return refuse(405, fmt::format("this path answers {}", allow), {{"Allow", allow}});
     }
-    if (context_.draining && r.method == "POST") return refuse(503, "the server is shutting down", {{"Retry-After", "5"}}, "server_draining");
+    if (context_.draining && r.method == "POST")
+      return refuse(503, "the server is shutting down", {{"Retry-After", "5"}}, "server_draining");
     return {};
   }
 
   Json model_json(const std::string& name) const {
-    return {{"id", name}, {"object", "model"}, {"created", context_.created}, {"owned_by", "metainfer"}, {"max_model_len", options_.max_seq_len}};
+    return {{"id", name},
+            {"object", "model"},
+            {"created", context_.created},
+            {"owned_by", "metainfer"},
+            {"max_model_len", options_.max_seq_len}};
   }
 
   void handle(std::shared_ptr<Exchange> e) {
@@ -124,13 +144,22 @@ class Api : public ApiServer {
     } else if (path == "/metrics") {
       e->respond(200, "text/plain; version=0.0.4; charset=utf-8", metrics_text(context_));
     } else if (path == kModels) {
-      e->respond(200, kJson, dump_json(Json{{"object", "list"}, {"data", Json::array({model_json(context_.model_names.front())})}}));
+      e->respond(
+          200, kJson,
+          dump_json(Json{{"object", "list"}, {"data", Json::array({model_json(context_.model_names.front())})}}));
     } else if (path.rfind(kModels, 0) == 0) {
       const std::string name = path.substr(std::string(kModels).size() + 1);
-      if (context_.serves(name)) e->respond(200, kJson, dump_json(model_json(name)));
-      else e->respond(404, kJson, error_json(plain_error(404, fmt::format("the model '{}' does not exist here", clean_utf8(name.substr(0, 200))), "model_not_found")));
+      if (context_.serves(name))
+        e->respond(200, kJson, dump_json(model_json(name)));
+      else
+        e->respond(404, kJson,
+                   error_json(plain_error(
+                       404, fmt::format("the model '{}' does not exist here", clean_utf8(name.substr(0, 200))),
+                       "model_not_found")));
     } else {
-      boost::asio::post(workers_, [this, e, chat = path == "/v1/chat/completions"] { chat ? start_chat(context_, e) : start_completion(context_, e); });
+      boost::asio::post(workers_, [this, e, chat = path == "/v1/chat/completions"] {
+        chat ? start_chat(context_, e) : start_completion(context_, e);
+      });
     }
   }
 
@@ -143,7 +172,8 @@ class Api : public ApiServer {
 
 }  // namespace
 
-Result<std::unique_ptr<ApiServer>> ApiServer::start(runtime::EngineLoop& loop, text::ModelText text, ServeOptions options) {
+Result<std::unique_ptr<ApiServer>> ApiServer::start(runtime::EngineLoop& loop, text::ModelText text,
+                                                    ServeOptions options) {
   MI_CHECK(!options.model_names.empty());
   auto a = std::make_unique<Api>(loop, std::move(text), std::move(options));
   MI_TRY_VOID(a->begin());

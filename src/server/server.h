@@ -14,20 +14,21 @@ namespace mi::server {
 
 struct ServeOptions {
   std::string host = "127.0.0.1";
-  int port = 8000;                             // 0: a free one
-  std::vector<std::string> model_names;        // accepted as "model"; the first is listed
-  std::vector<std::string> api_keys;           // empty: no key needed
-  int64_t vocab = 0;                           // of the logits
+  int port = 8000;                       // 0: a free one
+  std::vector<std::string> model_names;  // accepted as "model"; the first is listed
+  std::vector<std::string> api_keys;     // empty: no key needed
+  int64_t vocab = 0;                     // of the logits
   std::vector<int64_t> eos_ids;
-  int64_t max_seq_len = 0;                     // what /v1/models tells
-  int worker_threads = 2;                      // templates, tokenizing, rendering
+  int64_t max_seq_len = 0;  // what /v1/models tells
+  int worker_threads = 2;   // templates, tokenizing, rendering
   HttpLimits http;
 };
 
 class ApiServer {
  public:
   // The loop must outlive the server. Listens when it returns.
-  static Result<std::unique_ptr<ApiServer>> start(runtime::EngineLoop& loop, text::ModelText text, ServeOptions options);
+  static Result<std::unique_ptr<ApiServer>> start(runtime::EngineLoop& loop, text::ModelText text,
+                                                  ServeOptions options);
   virtual ~ApiServer() = default;
   virtual std::string url() const = 0;
   // New work is answered with 503, running answers go on up to drain_seconds; then everything closes.

@@ -30,11 +30,13 @@ Result<std::vector<Item>> load_items(const Session& s, const EvalOptions& o) {
     if (trimmed(line).empty()) continue;
     const std::string what = fmt::format("{} line {}", o.data.string(), n);
     MI_TRY(const Json j, parse_json(line, what));
-    if (!j.is_object() || !j.contains("messages") || !j.contains("answer")) return bad_input("{}: expected an object with group, messages and answer", what);
+    if (!j.is_object() || !j.contains("messages") || !j.contains("answer"))
+      return bad_input("{}: expected an object with group, messages and answer", what);
     Item item;
     MI_TRY(item.group, json_get<std::string>(j, "group", what));
     MI_TRY(item.check, json_get_or<std::string>(j, "check", "exact", what));
-    if (item.check != "exact" && item.check != "contains" && item.check != "json") return bad_input("{}: check must be exact, contains or json", what);
+    if (item.check != "exact" && item.check != "contains" && item.check != "json")
+      return bad_input("{}: check must be exact, contains or json", what);
     item.answer = j["answer"];
     if (o.limit > 0 && ++seen[item.group] > o.limit) continue;
     const std::string tools = j.contains("tools") ? dump_json(j["tools"]) : "";
@@ -114,7 +116,8 @@ Status compare_greedy(runtime::EngineLoop& loop, const Path& file, int64_t max_t
     size_t at = 0;
     while (at < got.size() && at < expected[i].size() && got[at] == expected[i][at]) ++at;
     if (at == got.size() && at == expected[i].size()) continue;
-    Divergence d{int64_t(i), int64_t(at), at < expected[i].size() ? expected[i][at] : -1, at < got.size() ? got[at] : -1, 0};
+    Divergence d{int64_t(i), int64_t(at), at < expected[i].size() ? expected[i][at] : -1,
+                 at < got.size() ? got[at] : -1, 0};
     std::vector<int32_t> prefix = prompts[i];
     prefix.insert(prefix.end(), got.begin(), got.begin() + long(at));
     double score[2] = {0, 0};
@@ -155,7 +158,8 @@ bool answer_is_right(const std::string& check, const Json& answer, const std::st
 }
 
 Result<EvalResult> run_eval(const Session& s, const EvalOptions& o) {
-  if (!s.text.tokenizer) return bad_input("this engine has no tokenizer: export the model with its tokenizer.json to evaluate it");
+  if (!s.text.tokenizer)
+    return bad_input("this engine has no tokenizer: export the model with its tokenizer.json to evaluate it");
   if (!s.text.chat) return bad_input("this engine has no chat template, which the items' messages need");
   MI_TRY(const std::vector<Item> items, load_items(s, o));
   EvalResult result;
@@ -169,7 +173,8 @@ Result<EvalResult> run_eval(const Session& s, const EvalOptions& o) {
     GroupResult& g = result.groups[items[i].group];
     ++g.items;
     result.generated_tokens += int64_t(done[i].tokens.size());
-    g.right += answer_is_right(items[i].check, items[i].answer, trimmed(without_marks(*s.text.tokenizer, done[i].tokens, done[i].text)));
+    g.right += answer_is_right(items[i].check, items[i].answer,
+                               trimmed(without_marks(*s.text.tokenizer, done[i].tokens, done[i].text)));
   }
   const Path text = o.text.empty() ? o.data.parent_path() / "text_ppl.txt" : o.text;
   if (!o.text.empty() || std::filesystem::exists(text)) MI_TRY_VOID(score_text(s, *loop, text, &result));
@@ -194,7 +199,8 @@ Json eval_json(const EvalResult& r) {
     j["greedy_equal"] = r.greedy_compared - int64_t(r.divergences.size());
     j["greedy_divergences"] = Json::array();
     for (const Divergence& d : r.divergences)
-      j["greedy_divergences"].push_back({{"item", d.index}, {"token", d.at}, {"expected", d.expected}, {"found", d.found}, {"margin", d.margin}});
+      j["greedy_divergences"].push_back(
+          {{"item", d.index}, {"token", d.at}, {"expected", d.expected}, {"found", d.found}, {"margin", d.margin}});
   }
   j["generated_tokens"] = r.generated_tokens;
   j["seconds"] = r.seconds;
@@ -207,7 +213,9 @@ std::string eval_table(const std::vector<std::pair<std::string, EvalResult>>& co
   s += "\n";
   for (const std::string& g : columns.front().second.group_order) {
     s += fmt::format("{:<18}", g);
-    for (const auto& [name, r] : columns) s += r.groups.count(g) ? fmt::format(" {:>10.1f} %", 100 * r.groups.at(g).accuracy()) : fmt::format(" {:>12}", "-");
+    for (const auto& [name, r] : columns)
+      s += r.groups.count(g) ? fmt::format(" {:>10.1f} %", 100 * r.groups.at(g).accuracy())
+                             : fmt::format(" {:>12}", "-");
     s += "\n";
   }
   if (columns.front().second.text_tokens > 0) {
@@ -217,7 +225,9 @@ std::string eval_table(const std::vector<std::pair<std::string, EvalResult>>& co
   }
   if (columns.front().second.greedy_compared > 0) {
     s += fmt::format("{:<18}", "greedy as recorded");
-    for (const auto& [name, r] : columns) s += fmt::format(" {:>12}", fmt::format("{}/{}", r.greedy_compared - int64_t(r.divergences.size()), r.greedy_compared));
+    for (const auto& [name, r] : columns)
+      s += fmt::format(" {:>12}",
+                       fmt::format("{}/{}", r.greedy_compared - int64_t(r.divergences.size()), r.greedy_compared));
     s += "\n";
   }
   return s;

@@ -1,10 +1,11 @@
 #pragma once
 // Task accuracy and perplexity of an engine on a file of checkable items.
 //
-// eval.jsonl, one item a line: {"group", "messages" [, "tools"], "answer", "check": "exact"|"contains"|"json"}. The prompt is the
-// model's chat template with the generation prompt; the answer is greedy. exact: the text equals the answer; contains: it
-// holds it; json: both parse and are equal. Before checking, added tokens that stayed in the text (tool call marks) are removed.
-// A text file beside it (text_ppl.txt) is scored block by block (blocks are separated by an empty line) after the begin token.
+// eval.jsonl, one item a line: {"group", "messages" [, "tools"], "answer", "check": "exact"|"contains"|"json"}. The
+// prompt is the model's chat template with the generation prompt; the answer is greedy. exact: the text equals the
+// answer; contains: it holds it; json: both parse and are equal. Before checking, added tokens that stayed in the text
+// (tool call marks) are removed. A text file beside it (text_ppl.txt) is scored block by block (blocks are separated by
+// an empty line) after the begin token.
 
 #include <map>
 #include <string>
@@ -18,19 +19,22 @@
 namespace mi::tools {
 
 struct EvalOptions {
-  Path data;               // eval.jsonl
-  Path text;               // empty: text_ppl.txt beside data, if there
-  int64_t limit = 0;       // items per group, 0: all
+  Path data;          // eval.jsonl
+  Path text;          // empty: text_ppl.txt beside data, if there
+  int64_t limit = 0;  // items per group, 0: all
   int64_t max_tokens = 96;
-  Path reference;          // results with exact greedy answers to compare with ("greedy": [{prompt_ids, output_ids}]), may be empty
+  Path reference;  // results with greedy answers to compare with ("greedy": [{prompt_ids, output_ids}]); may be empty
 };
 
-struct GroupResult { int64_t items = 0, right = 0; double accuracy() const { return items ? double(right) / double(items) : 0; } };
+struct GroupResult {
+  int64_t items = 0, right = 0;
+  double accuracy() const { return items ? double(right) / double(items) : 0; }
+};
 
-struct Divergence {        // a greedy answer that differs from the reference
-  int64_t index = 0, at = 0;            // item, token
+struct Divergence {           // a greedy answer that differs from the reference
+  int64_t index = 0, at = 0;  // item, token
   int32_t expected = 0, found = 0;
-  double margin = 0;       // found's logprob minus expected's, by this engine: a near tie is close to 0
+  double margin = 0;  // found's logprob minus expected's, by this engine: a near tie is close to 0
 };
 
 struct EvalResult {

@@ -12,11 +12,13 @@ Result<Session> open_session(const SessionOptions& o) {
   s.pool = std::make_unique<hw::ThreadPool>(o.threads > 0 ? o.threads : hw::advise_threads().threads);
   MI_TRY(s.text, text::load_model_text(o.engine / "tokenizer"));
 
-  // The KV pool holds max_batch_size sequences of max_seq_len tokens; the model's own limit is known only after loading.
+  // The KV pool holds max_batch_size sequences of max_seq_len tokens; the model's own limit is known only after
+  // loading.
   exec::LoadOptions l;
   l.max_tokens_per_step = o.max_tokens_per_step;
   l.kv_type = o.kv_type;
   l.verify_checksums = o.verify_checksums;
+  l.weights = o.weights;
   std::unique_ptr<Progress> progress;
   int64_t shown = 0;
   if (!o.quiet)

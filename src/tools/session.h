@@ -14,13 +14,14 @@ namespace mi::tools {
 
 struct SessionOptions {
   Path engine;
-  int threads = 0;                    // 0: hw::advise_threads()
+  int threads = 0;  // 0: hw::advise_threads()
   int64_t max_tokens_per_step = 512;
   int64_t max_batch_size = 32;
-  int64_t max_seq_len = 0;            // 0: the model's max_positions, at most 4096
-  std::string kv_type;                // "": the engine's default
+  int64_t max_seq_len = 0;  // 0: the model's max_positions, at most 4096
+  std::string kv_type;      // "": the engine's default
   bool verify_checksums = true;
-  bool quiet = false;                 // no loading progress
+  std::string weights = "auto";  // exec::LoadOptions::weights
+  bool quiet = false;            // no loading progress
 };
 
 struct Session {
@@ -30,8 +31,8 @@ struct Session {
   int64_t max_seq_len = 0;
   int64_t max_batch_size = 0;
 
-  // A loop over the engine; the session must outlive it. Greedy results do not depend on the batch, so one loop serves all.
-  // max_waiting 0: no limit; prefill_beside_decodes: prompt tokens in a step while answers run.
+  // A loop over the engine; the session must outlive it. Greedy results do not depend on the batch, so one loop serves
+  // all. max_waiting 0: no limit; prefill_beside_decodes: prompt tokens in a step while answers run.
   std::unique_ptr<runtime::EngineLoop> make_loop(int64_t max_waiting = 0, int64_t prefill_beside_decodes = 128) const;
 };
 

@@ -13,7 +13,8 @@ void append_sorted(const exec::TapEvent& e, Trace::Routing* out) {
     const float* w = e.values + r * e.cols;
     const int32_t* id = e.ids + r * e.cols;
     std::iota(order.begin(), order.end(), 0);
-    std::sort(order.begin(), order.end(), [&](int64_t a, int64_t b) { return w[a] != w[b] ? w[a] > w[b] : id[a] < id[b]; });
+    std::sort(order.begin(), order.end(),
+              [&](int64_t a, int64_t b) { return w[a] != w[b] ? w[a] > w[b] : id[a] < id[b]; });
     for (int64_t i : order) {
       out->ids.push_back(id[i]);
       out->weights.push_back(w[i]);

@@ -10,10 +10,14 @@
 namespace mi::tools {
 
 struct Trace {
-  std::map<int32_t, std::vector<float>> residual;     // after layer (-1: what enters layer 0), [T, H]
-  struct Routing { int64_t k = 0; std::vector<int32_t> ids; std::vector<float> weights; };   // [T, k], largest weight first, ties by id
-  std::map<int32_t, Routing> routing;                 // by layer
-  std::vector<float> logits;                          // [T, V]
+  std::map<int32_t, std::vector<float>> residual;  // after layer (-1: what enters layer 0), [T, H]
+  struct Routing {
+    int64_t k = 0;
+    std::vector<int32_t> ids;
+    std::vector<float> weights;
+  };                                   // [T, k], largest weight first, ties by id
+  std::map<int32_t, Routing> routing;  // by layer
+  std::vector<float> logits;           // [T, V]
 };
 
 // Runs ids in steps of the engine's capacity from an empty context, on pages 0... Precondition: they fit.

@@ -1,18 +1,19 @@
 #pragma once
-// Does an engine say what its reference says? Three layers of evidence: outputs of every layer, routing, logits and greedy
-// tokens. Two kinds of reference:
+// Does an engine say what its reference says? Three layers of evidence: outputs of every layer, routing, logits and
+// greedy tokens. Two kinds of reference:
 //
-//  * a recorded one (safetensors): seqS.input_ids, and any of seqS.hidden [layers+1, T, H] (residual stream: what enters
-//    layer 0, then what leaves each layer), seqS.layerN.experts / .weights [T, k] (largest weight first), seqS.logits [T, V],
-//    seqS.greedy_tokens; or input_ids.S and logits.S. Limits come from the "tolerance" of a .json file of the same name
-//    beside it, else from the options; without either a float engine's logits may be off by 1e-4 of the largest.
+//  * a recorded one (safetensors): seqS.input_ids, and any of seqS.hidden [layers+1, T, H] (residual stream: what
+//    enters layer 0, then what leaves each layer), seqS.layerN.experts / .weights [T, k] (largest weight first),
+//    seqS.logits [T, V], seqS.greedy_tokens; or input_ids.S and logits.S. Limits come from the "tolerance" of a .json
+//    file of the same name beside it, else from the options; without either a float engine's logits may be off by 1e-4
+//    of the largest.
 //  * the MIR the engine was built from: its plain float graph is run on the same tokens.
 //
 // A MIR can be judged without an engine: by a recorded reference that holds weights too, dequant.NAME (NAME as in the
 // checkpoint; float, to 1 ulp) or dequant_first32rows.NAME; its plain float graph is then run on the recorded inputs.
 //
-// A float engine must agree within the float limits. An int8 engine rounds, and a flipped expert moves logits by more than
-// rounding: for it logits are judged by KL divergence, layers by relative deviation, routing is reported.
+// A float engine must agree within the float limits. An int8 engine rounds, and a flipped expert moves logits by more
+// than rounding: for it logits are judged by KL divergence, layers by relative deviation, routing is reported.
 
 #include <optional>
 #include <string>
@@ -25,23 +26,23 @@
 namespace mi::tools {
 
 struct VerifyLimits {
-  double hidden_max_abs = 2e-4, logits_max_abs = 2e-4, weights_max_abs = 1e-4;   // float engines
-  bool logits_relative = false;       // logits_max_abs counts in units of the largest logit
-  double max_kl = 0.02;               // int8: mean KL per token, nats
-  double max_layer_deviation = 0.25;  // int8: rms(difference) / rms(reference) of a layer's output
-  bool given_logits = false, given_hidden = false;    // set by flags: win over the file's tolerance
+  double hidden_max_abs = 2e-4, logits_max_abs = 2e-4, weights_max_abs = 1e-4;  // float engines
+  bool logits_relative = false;                     // logits_max_abs counts in units of the largest logit
+  double max_kl = 0.02;                             // int8: mean KL per token, nats
+  double max_layer_deviation = 0.25;                // int8: rms(difference) / rms(reference) of a layer's output
+  bool given_logits = false, given_hidden = false;  // set by flags: win over the file's tolerance
 };
 
 struct VerifyRow {
-  std::string what;        // "seq0 layer 3 output"
+  std::string what;  // "seq0 layer 3 output"
   double found = 0, limit = 0;
   bool ok = true, judged = true;
-  std::string unit;        // "max abs", "KL", "relative", "differ"
+  std::string unit;  // "max abs", "KL", "relative", "differ"
 };
 
 struct VerifyReport {
   std::vector<VerifyRow> rows;
-  std::string first_bad;   // the first row out of limits in model order; empty: all within
+  std::string first_bad;  // the first row out of limits in model order; empty: all within
   bool ok() const { return first_bad.empty(); }
   double mean_kl = 0;
   int64_t tokens = 0;

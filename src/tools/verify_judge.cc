@@ -15,7 +15,7 @@ double max_abs_difference(std::span<const float> a, std::span<const float> b) {
   double m = 0;
   for (size_t i = 0; i < a.size(); ++i) {
     const double d = std::fabs(double(a[i]) - b[i]);
-    if (!(d <= m)) m = std::isnan(d) ? INFINITY : d;      // a NaN is the worst difference
+    if (!(d <= m)) m = std::isnan(d) ? INFINITY : d;  // a NaN is the worst difference
   }
   return m;
 }
@@ -46,21 +46,27 @@ void Judge::row(std::string what, double found, double limit, std::string unit, 
 }
 
 void Judge::hidden(const std::string& what, std::span<const float> found, std::span<const float> reference) {
-  if (int8_) row(what, relative_rms(found, reference), limits_.max_layer_deviation, "relative");
-  else row(what, max_abs_difference(found, reference), limits_.hidden_max_abs, "max abs");
+  if (int8_)
+    row(what, relative_rms(found, reference), limits_.max_layer_deviation, "relative");
+  else
+    row(what, max_abs_difference(found, reference), limits_.hidden_max_abs, "max abs");
 }
 
-void Judge::routing(const std::string& what, const Trace::Routing& found, std::span<const int32_t> ids, std::span<const float> weights) {
+void Judge::routing(const std::string& what, const Trace::Routing& found, std::span<const int32_t> ids,
+                    std::span<const float> weights) {
   int64_t differ = 0;
   for (size_t i = 0; i < ids.size(); ++i) differ += found.ids[i] != ids[i];
   row(what + " experts", double(differ), 0, "differ", !int8_);
-  if (differ == 0 && !weights.empty()) row(what + " weights", max_abs_difference(found.weights, weights), limits_.weights_max_abs, "max abs", !int8_);
+  if (differ == 0 && !weights.empty())
+    row(what + " weights", max_abs_difference(found.weights, weights), limits_.weights_max_abs, "max abs", !int8_);
 }
 
-void Judge::logits(const std::string& what, std::span<const float> found, std::span<const float> reference, int64_t vocab, bool judged) {
+void Judge::logits(const std::string& what, std::span<const float> found, std::span<const float> reference,
+                   int64_t vocab, bool judged) {
   const int64_t tokens = int64_t(found.size()) / vocab;
   double kl = 0;
-  for (int64_t t = 0; t < tokens; ++t) kl += quant::kl_divergence(reference.data() + t * vocab, found.data() + t * vocab, vocab);
+  for (int64_t t = 0; t < tokens; ++t)
+    kl += quant::kl_divergence(reference.data() + t * vocab, found.data() + t * vocab, vocab);
   report.mean_kl = (report.mean_kl * double(report.tokens) + kl) / double(report.tokens + tokens);
   report.tokens += tokens;
   if (int8_) {

@@ -18,9 +18,11 @@ class Judge {
   void row(std::string what, double found, double limit, std::string unit, bool judged = true);
   void hidden(const std::string& what, std::span<const float> found, std::span<const float> reference);
   // weights may be empty.
-  void routing(const std::string& what, const Trace::Routing& found, std::span<const int32_t> ids, std::span<const float> weights);
+  void routing(const std::string& what, const Trace::Routing& found, std::span<const int32_t> ids,
+               std::span<const float> weights);
   // judged false: the divergence is only added to the mean, which kl_over_all() judges.
-  void logits(const std::string& what, std::span<const float> found, std::span<const float> reference, int64_t vocab, bool judged = true);
+  void logits(const std::string& what, std::span<const float> found, std::span<const float> reference, int64_t vocab,
+              bool judged = true);
   void kl_over_all();
   // A weight: the numbers that are not the same or neighbours (1 ulp).
   void weight(const std::string& what, std::span<const float> found, std::span<const float> reference);

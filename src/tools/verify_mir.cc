@@ -30,13 +30,15 @@ const ir::WeightDecl& declaration(const ir::MirDir& mir, const std::string& name
 }
 
 // The numbers of a weight of the MIR that `part` says, widened: [rows, cols] from row `first` of the part.
-Result<std::vector<float>> mir_rows(const ir::MirDir& mir, const model::OriginPart& part, int64_t rows, int64_t cols, const std::string& what) {
+Result<std::vector<float>> mir_rows(const ir::MirDir& mir, const model::OriginPart& part, int64_t rows, int64_t cols,
+                                    const std::string& what) {
   const ir::WeightDecl& d = declaration(mir, part.tensor);
   const int64_t k = d.shape.back(), count = shape_count(d.shape).value_or(0);
   const int64_t per_expert = part.expert < 0 ? count / k : count / d.shape[0] / k;
   const int64_t first = std::max<int64_t>(part.expert, 0) * per_expert + part.first_row;
   if (cols != k || part.first_row + rows > per_expert || (part.expert >= 0 && part.expert >= d.shape[0]))
-    return bad_input("{} has {} rows of {}, but {} of the MIR has shape {}", what, rows, cols, part.tensor, shape_text(d.shape));
+    return bad_input("{} has {} rows of {}, but {} of the MIR has shape {}", what, rows, cols, part.tensor,
+                     shape_text(d.shape));
   const TensorView w = mir.weight(part.tensor);
   std::vector<float> out(size_t(rows * cols));
   if (!ir::is_quantized(d)) {
@@ -57,10 +59,14 @@ Result<std::vector<float>> mir_rows(const ir::MirDir& mir, const model::OriginPa
 }
 
 // One recorded tensor against every part of the MIR that it fills.
-Status judge_tensor(const ir::MirDir& mir, const model::Origins& origins, const Safetensors& f, const Safetensors::Entry& e, bool whole, Judge* judge) {
-  const std::string name = e.name.substr(whole ? kWhole.size() : kFirstRows.size()), where = f.file().path().string() + ": " + e.name;
+Status judge_tensor(const ir::MirDir& mir, const model::Origins& origins, const Safetensors& f,
+                    const Safetensors::Entry& e, bool whole, Judge* judge) {
+  const std::string name = e.name.substr(whole ? kWhole.size() : kFirstRows.size()),
+                    where = f.file().path().string() + ": " + e.name;
   const std::vector<model::OriginPart> parts = model::parts_from(origins, name);
-  if (parts.empty()) return bad_input("{}: no weight of {} comes from {}; is this the reference of another model?", where, mir.dir.string(), name);
+  if (parts.empty())
+    return bad_input("{}: no weight of {} comes from {}; is this the reference of another model?", where,
+                     mir.dir.string(), name);
   for (const model::OriginPart& part : parts) {
     auto view = model::apply(part.origin->ops, model::view_of(f.view(e)), !part.tensor.ends_with(".weight"));
     if (!view.ok()) return bad_input("{} {}", where, view.error().message());
@@ -87,7 +93,8 @@ Result<VerifyReport> verify_mir(const Session& s, const Path& mir, VerifyLimits 
   const artifact::ModelFacts& m = s.engine->manifest().model;
   const artifact::ModelFacts& p = plain->manifest().model;
   if (p.vocab != m.vocab || p.hidden != m.hidden || p.layers != m.layers)
-    return bad_input("{}: is not the model of this engine ({} layers of {} there, {} of {} here)", mir.string(), p.layers, p.hidden, m.layers, m.hidden);
+    return bad_input("{}: is not the model of this engine ({} layers of {} there, {} of {} here)", mir.string(),
+                     p.layers, p.hidden, m.layers, m.hidden);
 
   quant::CalibrationRequest request;
   request.samples = 4;
@@ -99,8 +106,10 @@ Result<VerifyReport> verify_mir(const Session& s, const Path& mir, VerifyLimits 
     const Trace want = trace(*plain, set.sequences[i]), found = trace(*s.engine, set.sequences[i]);
     const std::string name = fmt::format("text {}", i);
     for (const auto& [layer, x] : want.residual) {
-      if (layer >= 0 && want.routing.count(layer)) judge.routing(fmt::format("{} layer {}", name, layer), found.routing.at(layer), want.routing.at(layer).ids, {});
-      judge.hidden(layer < 0 ? name + " embedding" : fmt::format("{} layer {} output", name, layer), found.residual.at(layer), x);
+      if (layer >= 0 && want.routing.count(layer))
+        judge.routing(fmt::format("{} layer {}", name, layer), found.routing.at(layer), want.routing.at(layer).ids, {});
+      judge.hidden(layer < 0 ? name + " embedding" : fmt::format("{} layer {} output", name, layer),
+                   found.residual.at(layer), x);
     }
     judge.logits(name, found.logits, want.logits, m.vocab, false);
   }
@@ -108,7 +117,8 @@ Result<VerifyReport> verify_mir(const Session& s, const Path& mir, VerifyLimits 
   return judge.report;
 }
 
-Result<VerifyReport> verify_tensors(const Path& mir_dir, const Path& reference, SessionOptions so, VerifyLimits limits) {
+Result<VerifyReport> verify_tensors(const Path& mir_dir, const Path& reference, SessionOptions so,
+                                    VerifyLimits limits) {
   MI_TRY(const Safetensors f, Safetensors::open(reference));
   Judge judge(false, limits);
   {
@@ -121,7 +131,9 @@ Result<VerifyReport> verify_tensors(const Path& mir_dir, const Path& reference, 
   }
   VerifyReport r = judge.report;
   if (!f.find("input_ids.0") && !f.find("seq0.input_ids")) {
-    if (r.rows.empty()) return bad_input("{}: holds neither weights (dequant.NAME) nor inputs (input_ids.0, seq0.input_ids)", reference.string());
+    if (r.rows.empty())
+      return bad_input("{}: holds neither weights (dequant.NAME) nor inputs (input_ids.0, seq0.input_ids)",
+                       reference.string());
     return r;
   }
   MI_TRY(const quant::TemporaryEngine files, quant::build_temporary_engine(mir_dir, temporary_place(), 0, "fp32"));

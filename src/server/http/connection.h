@@ -1,7 +1,9 @@
 #pragma once
 // One client connection of the HTTP server. Internal to server/http.
 
-#include <utility>   // Boost.Asio 1.74 uses std::exchange without including it
+// clang-format off
+#include <utility>  // Boost.Asio 1.74 uses std::exchange without including it
+// clang-format on
 
 #include <boost/asio/any_io_executor.hpp>
 #include <boost/asio/awaitable.hpp>
@@ -24,10 +26,10 @@ class Connection : public std::enable_shared_from_this<Connection> {
  public:
   Connection(asio::ip::tcp::socket socket, const HttpLimits& limits, const HttpHandlers& handlers);
   ~Connection();
-  asio::awaitable<void> run();                // until the connection ends
-  void queue(uint64_t serial, std::string bytes, bool last);   // on the io thread
-  void close_when_idle();                     // on the io thread: after the current answer
-  void close_now();                           // on the io thread
+  asio::awaitable<void> run();                                // until the connection ends
+  void queue(uint64_t serial, std::string bytes, bool last);  // on the io thread
+  void close_when_idle();                                     // on the io thread: after the current answer
+  void close_now();                                           // on the io thread
   bool busy() const { return exchange_ != nullptr; }
 
  private:
@@ -42,14 +44,14 @@ class Connection : public std::enable_shared_from_this<Connection> {
   beast::flat_buffer buffer_;
   const HttpLimits& limits_;
   const HttpHandlers& handlers_;
-  asio::steady_timer output_;                 // cancelled when something was queued
+  asio::steady_timer output_;  // cancelled when something was queued
   std::deque<std::string> queue_;
   size_t queued_bytes_ = 0;
   bool answer_complete_ = false, overrun_ = false;
-  bool closing_ = false;                      // no further request
-  bool gone_ = false;                         // the client left or was cut off
-  std::shared_ptr<Exchange> exchange_;        // the request being answered
-  uint64_t serial_ = 0;                       // of the current exchange; late output of an older one is dropped
+  bool closing_ = false;                // no further request
+  bool gone_ = false;                   // the client left or was cut off
+  std::shared_ptr<Exchange> exchange_;  // the request being answered
+  uint64_t serial_ = 0;                 // of the current exchange; late output of an older one is dropped
 };
 
 }  // namespace mi::server

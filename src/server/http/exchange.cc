@@ -15,27 +15,41 @@ std::shared_ptr<Exchange::Gone> Exchange::make_gone() { return std::make_shared<
 
 const char* status_text(int status) {
   switch (status) {
-    case 200: return "OK";
-    case 204: return "No Content";
-    case 400: return "Bad Request";
-    case 401: return "Unauthorized";
-    case 404: return "Not Found";
-    case 405: return "Method Not Allowed";
-    case 408: return "Request Timeout";
-    case 411: return "Length Required";
-    case 413: return "Payload Too Large";
-    case 429: return "Too Many Requests";
-    case 431: return "Request Header Fields Too Large";
-    case 500: return "Internal Server Error";
-    case 501: return "Not Implemented";
-    case 503: return "Service Unavailable";
+    case 200:
+      return "OK";
+    case 204:
+      return "No Content";
+    case 400:
+      return "Bad Request";
+    case 401:
+      return "Unauthorized";
+    case 404:
+      return "Not Found";
+    case 405:
+      return "Method Not Allowed";
+    case 408:
+      return "Request Timeout";
+    case 411:
+      return "Length Required";
+    case 413:
+      return "Payload Too Large";
+    case 429:
+      return "Too Many Requests";
+    case 431:
+      return "Request Header Fields Too Large";
+    case 500:
+      return "Internal Server Error";
+    case 501:
+      return "Not Implemented";
+    case 503:
+      return "Service Unavailable";
   }
   return "Status";
 }
 
 std::string Exchange::head(int status, std::string_view content_type, const Headers& extra, const char* framing) const {
-  std::string h = fmt::format("HTTP/1.1 {} {}\r\nServer: metainfer\r\nX-Request-Id: {}\r\nConnection: {}\r\n", status, status_text(status), request_.id,
-                              keep_alive_ ? "keep-alive" : "close");
+  std::string h = fmt::format("HTTP/1.1 {} {}\r\nServer: metainfer\r\nX-Request-Id: {}\r\nConnection: {}\r\n", status,
+                              status_text(status), request_.id, keep_alive_ ? "keep-alive" : "close");
   if (!content_type.empty()) h += fmt::format("Content-Type: {}\r\n", content_type);
   for (const auto& [name, value] : extra) h += fmt::format("{}: {}\r\n", name, value);
   return h + framing + "\r\n";
@@ -50,7 +64,9 @@ void Exchange::respond(int status, std::string_view content_type, std::string_vi
 void Exchange::begin_stream(std::string_view content_type) {
   // HTTP/1.0 knows no chunks: there the end of the connection is the end of the body.
   if (!http_1_1_) keep_alive_ = false;
-  wire_->send(head(200, content_type, {{"Cache-Control", "no-cache"}, {"X-Accel-Buffering", "no"}}, http_1_1_ ? "Transfer-Encoding: chunked\r\n" : ""), false);
+  wire_->send(head(200, content_type, {{"Cache-Control", "no-cache"}, {"X-Accel-Buffering", "no"}},
+                   http_1_1_ ? "Transfer-Encoding: chunked\r\n" : ""),
+              false);
 }
 
 void Exchange::write(std::string_view bytes) {

@@ -1,6 +1,7 @@
 #pragma once
-// One request and the way to answer it, from any thread. Either respond() once, or begin_stream(), write() ..., end_stream().
-// Nothing here waits for the client: output is queued, and a client that reads too slowly is cut off (kMaxQueued).
+// One request and the way to answer it, from any thread. Either respond() once, or begin_stream(), write() ...,
+// end_stream(). Nothing here waits for the client: output is queued, and a client that reads too slowly is cut off
+// (kMaxQueued).
 
 #include <atomic>
 #include <functional>
@@ -16,10 +17,10 @@ using Headers = std::vector<std::pair<std::string, std::string>>;
 
 struct HttpRequest {
   std::string method;
-  std::string path;                 // percent-encoding as sent, without the query
-  std::vector<std::string> authorization;   // every Authorization header
+  std::string path;                        // percent-encoding as sent, without the query
+  std::vector<std::string> authorization;  // every Authorization header
   std::string body;
-  std::string id;                   // X-Request-Id of the client, or one made here
+  std::string id;  // X-Request-Id of the client, or one made here
 };
 
 // What a connection offers to an exchange; called from any thread.
@@ -42,10 +43,11 @@ class Exchange {
   void write(std::string_view bytes);
   void end_stream();
 
-  // Called at most once, when the client went away before the answer ended; at once if it is gone already. Set by the handler.
+  // Called at most once, when the client went away before the answer ended; at once if it is gone already. Set by the
+  // handler.
   void on_gone(std::function<void()> f);
-  void client_gone();               // by the connection
-  void finish_without_answer();     // by the connection: drops on_gone
+  void client_gone();            // by the connection
+  void finish_without_answer();  // by the connection: drops on_gone
   bool keeps_connection() const { return keep_alive_; }
 
  private:

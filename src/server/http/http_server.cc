@@ -1,6 +1,8 @@
 #include "server/http/http_server.h"
 
-#include <utility>   // before Boost.Asio 1.74
+// clang-format off
+#include <utility>  // Boost.Asio 1.74 uses std::exchange without including it
+// clang-format on
 
 #include <algorithm>
 #include <boost/asio/co_spawn.hpp>
@@ -30,13 +32,17 @@ class Server : public HttpServer {
   Status bind(const std::string& host, int port) {
     error_code ec;
     const asio::ip::address address = asio::ip::make_address(host == "localhost" ? "127.0.0.1" : host, ec);
-    if (ec) return fail(ErrorCode::kUsage, "--host {}: not an IP address (127.0.0.1 for this machine only, 0.0.0.0 for all)", host);
+    if (ec)
+      return fail(ErrorCode::kUsage, "--host {}: not an IP address (127.0.0.1 for this machine only, 0.0.0.0 for all)",
+                  host);
     const tcp::endpoint endpoint(address, static_cast<unsigned short>(port));
     acceptor_.open(endpoint.protocol(), ec);
     if (!ec) acceptor_.set_option(tcp::acceptor::reuse_address(true), ec);
     if (!ec) acceptor_.bind(endpoint, ec);
     if (!ec) acceptor_.listen(1024, ec);
-    if (ec == asio::error::address_in_use) return fail(ErrorCode::kEnvironment, "{}:{} is in use by another program; give another --port (0 picks a free one)", host, port);
+    if (ec == asio::error::address_in_use)
+      return fail(ErrorCode::kEnvironment,
+                  "{}:{} is in use by another program; give another --port (0 picks a free one)", host, port);
     if (ec) return fail(ErrorCode::kEnvironment, "cannot listen on {}:{}: {}", host, port, ec.message());
     port_ = acceptor_.local_endpoint().port();
     return {};
@@ -62,7 +68,8 @@ class Server : public HttpServer {
     if (!thread_.joinable()) return;
     stop_accepting();
     const auto until = std::chrono::steady_clock::now() + std::chrono::duration<double>(seconds);
-    while (std::chrono::steady_clock::now() < until && count_open() > 0) std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    while (std::chrono::steady_clock::now() < until && count_open() > 0)
+      std::this_thread::sleep_for(std::chrono::milliseconds(10));
     asio::post(io_, [this] {
       for (const auto& weak : connections_)
         if (const auto c = weak.lock()) c->close_now();
@@ -86,7 +93,9 @@ class Server : public HttpServer {
   }
 
   void prune() {
-    connections_.erase(std::remove_if(connections_.begin(), connections_.end(), [](const auto& w) { return w.expired(); }), connections_.end());
+    connections_.erase(
+        std::remove_if(connections_.begin(), connections_.end(), [](const auto& w) { return w.expired(); }),
+        connections_.end());
   }
 
   asio::awaitable<void> accept_loop() {
@@ -108,23 +117,26 @@ class Server : public HttpServer {
       }
       auto c = std::make_shared<Connection>(std::move(socket), limits_, handlers_);
       connections_.push_back(c);
-      asio::co_spawn(io_, [c]() { return c->run(); }, asio::detached);
+      asio::co_spawn(
+          io_, [c]() { return c->run(); }, asio::detached);
     }
   }
 
   HttpLimits limits_;
   HttpHandlers handlers_;
   asio::io_context io_{1};
-  std::optional<asio::executor_work_guard<asio::io_context::executor_type>> work_{io_.get_executor()};   // the loop outlives its last socket
+  std::optional<asio::executor_work_guard<asio::io_context::executor_type>> work_{
+      io_.get_executor()};  // the loop outlives its last socket
   tcp::acceptor acceptor_;
-  std::vector<std::weak_ptr<Connection>> connections_;    // on the io thread
+  std::vector<std::weak_ptr<Connection>> connections_;  // on the io thread
   std::thread thread_;
   int port_ = 0;
 };
 
 }  // namespace
 
-Result<std::unique_ptr<HttpServer>> HttpServer::listen(const std::string& host, int port, HttpLimits limits, HttpHandlers handlers) {
+Result<std::unique_ptr<HttpServer>> HttpServer::listen(const std::string& host, int port, HttpLimits limits,
+                                                       HttpHandlers handlers) {
   auto s = std::make_unique<Server>(limits, std::move(handlers));
   MI_TRY_VOID(s->bind(host, port));
   s->start();

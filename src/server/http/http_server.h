@@ -1,6 +1,7 @@
 #pragma once
-// HTTP/1.1 over TCP: accepts connections, bounds and parses requests, hands each to a handler, sends what the handler queues.
-// One io thread does all socket work and never runs a handler's slow part; `handle` runs on it and must return at once.
+// HTTP/1.1 over TCP: accepts connections, bounds and parses requests, hands each to a handler, sends what the handler
+// queues. One io thread does all socket work and never runs a handler's slow part; `handle` runs on it and must return
+// at once.
 
 #include <cstdint>
 #include <functional>
@@ -13,19 +14,20 @@
 namespace mi::server {
 
 struct HttpLimits {
-  size_t header_bytes = 64 << 10;         // more: 431
-  size_t body_bytes = 32 << 20;           // more: 413, before it is read
-  size_t queued_bytes = 4 << 20;          // output a client may leave unread before it is cut off
-  int idle_seconds = 75;                  // between requests of a kept connection
-  int read_seconds = 60;                  // for one request to arrive whole
-  int write_seconds = 60;                 // for queued output to make progress
+  size_t header_bytes = 64 << 10;  // more: 431
+  size_t body_bytes = 32 << 20;    // more: 413, before it is read
+  size_t queued_bytes = 4 << 20;   // output a client may leave unread before it is cut off
+  int idle_seconds = 75;           // between requests of a kept connection
+  int read_seconds = 60;           // for one request to arrive whole
+  int write_seconds = 60;          // for queued output to make progress
   int max_connections = 1024;
 };
 
-// Decides from the request line and headers, before the body is read; a refusal closes the connection if there is a body.
+// Decides from the request line and headers, before the body is read; a refusal closes the connection if there is a
+// body.
 struct EarlyAnswer {
-  int status = 0;                         // 0: go on
-  std::string body;                       // JSON
+  int status = 0;    // 0: go on
+  std::string body;  // JSON
   Headers headers;
 };
 
@@ -39,7 +41,8 @@ struct HttpHandlers {
 class HttpServer {
  public:
   // Binds at once: kEnvironment when the address is in use or may not be bound. port 0: a free one.
-  static Result<std::unique_ptr<HttpServer>> listen(const std::string& host, int port, HttpLimits limits, HttpHandlers handlers);
+  static Result<std::unique_ptr<HttpServer>> listen(const std::string& host, int port, HttpLimits limits,
+                                                    HttpHandlers handlers);
   virtual ~HttpServer() = default;
   virtual int port() const = 0;
   // Stops accepting; connections end after their current answer. Returns at once.

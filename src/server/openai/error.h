@@ -22,6 +22,8 @@ inline std::string error_json(const ApiError& e) {
   return dump_json(Json{{"error", std::move(j)}});
 }
 
-inline ApiError bad_field(std::string param, std::string message) { return {400, std::move(message), "invalid_request_error", std::move(param), {}}; }
+inline ApiError bad_field(std::string param, std::string message) {
+  return {400, std::move(message), "invalid_request_error", std::move(param), {}};
+}
 
 }  // namespace mi::server

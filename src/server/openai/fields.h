@@ -41,7 +41,8 @@ class Fields {
     if (!j) return std::nullopt;
     if (!j->is_number()) return wrong<double>(name, "a number", *j);
     const double v = j->get<double>();
-    if (!(v >= low && v <= high)) return out_of_range<double>(name, fmt::format("{} is {}; it must be between {} and {}", name, v, low, high));
+    if (!(v >= low && v <= high))
+      return out_of_range<double>(name, fmt::format("{} is {}; it must be between {} and {}", name, v, low, high));
     return v;
   }
   std::optional<int64_t> integer(const char* name, int64_t low, int64_t high) {
@@ -50,7 +51,9 @@ class Fields {
     if (!j->is_number_integer()) return wrong<int64_t>(name, "an integer", *j);
     const bool huge = j->is_number_unsigned() && j->get<uint64_t>() > uint64_t(INT64_MAX);
     const int64_t v = huge ? INT64_MAX : j->get<int64_t>();
-    if (huge || v < low || v > high) return out_of_range<int64_t>(name, fmt::format("{} is {}; it must be between {} and {}", name, dump_json(*j), low, high));
+    if (huge || v < low || v > high)
+      return out_of_range<int64_t>(
+          name, fmt::format("{} is {}; it must be between {} and {}", name, dump_json(*j), low, high));
     return v;
   }
 
@@ -66,7 +69,8 @@ class Fields {
       for (const std::string& k : known_) found = found || k == key;
       if (found) continue;
       const std::string near = nearest_name(key, known_);
-      fault(bad_field(key, fmt::format("unknown field '{}'{}", key.substr(0, 100), near.empty() ? "" : fmt::format(" (did you mean '{}'?)", near))));
+      fault(bad_field(key, fmt::format("unknown field '{}'{}", key.substr(0, 100),
+                                       near.empty() ? "" : fmt::format(" (did you mean '{}'?)", near))));
     }
     return error_;
   }

@@ -20,7 +20,8 @@ int64_t count_characters(std::string_view s) {
   return n;
 }
 
-Json chat_logprob(const text::Tokenizer& t, int32_t token, float logprob, const std::vector<runtime::TokenLogprob>& top) {
+Json chat_logprob(const text::Tokenizer& t, int32_t token, float logprob,
+                  const std::vector<runtime::TokenLogprob>& top) {
   const auto entry = [&](int32_t id, float lp) {
     const std::string_view bytes = t.token_bytes(id);
     Json list = Json::array();
@@ -51,11 +52,16 @@ void CompletionLogprobs::add(int32_t token, float logprob, const std::vector<run
 }
 
 Json CompletionLogprobs::take() {
-  Json j{{"tokens", std::move(tokens_)}, {"token_logprobs", std::move(logprobs_)}, {"top_logprobs", std::move(tops_)}, {"text_offset", std::move(offsets_)}};
+  Json j{{"tokens", std::move(tokens_)},
+         {"token_logprobs", std::move(logprobs_)},
+         {"top_logprobs", std::move(tops_)},
+         {"text_offset", std::move(offsets_)}};
   tokens_ = logprobs_ = tops_ = offsets_ = Json::array();
   return j;
 }
 
-Json usage_json(int64_t prompt, int64_t completion) { return {{"prompt_tokens", prompt}, {"completion_tokens", completion}, {"total_tokens", prompt + completion}}; }
+Json usage_json(int64_t prompt, int64_t completion) {
+  return {{"prompt_tokens", prompt}, {"completion_tokens", completion}, {"total_tokens", prompt + completion}};
+}
 
 }  // namespace mi::server

@@ -26,7 +26,8 @@ void read_stop(Fields& f, CommonRequest* out) {
     out->stop.push_back(s.get<std::string>());
   };
   if (j->is_array()) {
-    if (j->size() > kMaxStops) return f.fault(bad_field("stop", fmt::format("stop has {} entries; {} are the most", j->size(), kMaxStops)));
+    if (j->size() > kMaxStops)
+      return f.fault(bad_field("stop", fmt::format("stop has {} entries; {} are the most", j->size(), kMaxStops)));
     for (const Json& s : *j) add(s);
   } else {
     add(*j);
@@ -40,10 +41,15 @@ void read_logit_bias(Fields& f, CommonRequest* out) {
   for (const auto& [key, value] : j->items()) {
     int32_t id = 0;
     const auto r = std::from_chars(key.data(), key.data() + key.size(), id);
-    if (r.ec != std::errc() || r.ptr != key.data() + key.size()) return f.fault(bad_field("logit_bias", fmt::format("logit_bias: '{}' is no token id", key.substr(0, 40))));
-    if (!value.is_number()) return f.fault(bad_field("logit_bias", fmt::format("logit_bias: the value of token {} must be a number", id)));
+    if (r.ec != std::errc() || r.ptr != key.data() + key.size())
+      return f.fault(bad_field("logit_bias", fmt::format("logit_bias: '{}' is no token id", key.substr(0, 40))));
+    if (!value.is_number())
+      return f.fault(bad_field("logit_bias", fmt::format("logit_bias: the value of token {} must be a number", id)));
     const double v = value.get<double>();
-    if (!(v >= -100 && v <= 100)) return f.fault(bad_field("logit_bias", fmt::format("logit_bias: the value of token {} is {}; it must be between -100 and 100", id, v)));
+    if (!(v >= -100 && v <= 100))
+      return f.fault(
+          bad_field("logit_bias",
+                    fmt::format("logit_bias: the value of token {} is {}; it must be between -100 and 100", id, v)));
     out->sampling.logit_bias.emplace_back(id, float(v));
   }
 }
@@ -91,7 +97,8 @@ void read_common(Fields& f, const SamplingDefaults& d, CommonRequest* out) {
     }
   }
   // Bookkeeping of the caller: no effect on the answer.
-  f.accept({"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention", "priority"});
+  f.accept({"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key",
+            "prompt_cache_retention", "priority"});
 }
 
 // A message's content: a string, or text parts joined by line ends. null only where allowed.
@@ -110,10 +117,14 @@ std::optional<ApiError> content_of(const Json& message, const std::string& where
   std::string text;
   bool first = true;
   for (const Json& part : *it) {
-    if (!part.is_object() || !part.contains("type") || !part["type"].is_string()) return bad_field(where, where + ".content: every part must be an object with a type");
+    if (!part.is_object() || !part.contains("type") || !part["type"].is_string())
+      return bad_field(where, where + ".content: every part must be an object with a type");
     const std::string type = part["type"].get<std::string>();
-    if (type != "text" && type != "refusal") return bad_field(where, fmt::format("{}.content: parts of type '{}' are not supported; this model reads text", where, type.substr(0, 40)));
-    if (!part.contains(type) || !part[type].is_string()) return bad_field(where, where + ".content: a text part without its text");
+    if (type != "text" && type != "refusal")
+      return bad_field(where, fmt::format("{}.content: parts of type '{}' are not supported; this model reads text",
+                                          where, type.substr(0, 40)));
+    if (!part.contains(type) || !part[type].is_string())
+      return bad_field(where, where + ".content: a text part without its text");
     text += (first ? "" : "\n") + part[type].get<std::string>();
     first = false;
   }
@@ -126,7 +137,8 @@ std::optional<ApiError> read_tool_calls(const Json& calls, const std::string& wh
   if (!calls.is_array()) return bad_field(where, where + ".tool_calls must be a list");
   *out = Json::array();
   for (const Json& c : calls) {
-    if (!c.is_object() || !c.contains("function") || !c["function"].is_object() || !c["function"].contains("name") || !c["function"]["name"].is_string())
+    if (!c.is_object() || !c.contains("function") || !c["function"].is_object() || !c["function"].contains("name") ||
+        !c["function"]["name"].is_string())
       return bad_field(where, where + ".tool_calls: every entry must have a function with a name");
     Json call = c;
     Json arguments = Json::object();
@@ -140,7 +152,8 @@ std::optional<ApiError> read_tool_calls(const Json& calls, const std::string& wh
           limits.max_depth = kMaxDepth;
           limits.refuse_duplicate_keys = false;
           auto parsed = parse_json(a.get_ref<const std::string&>(), where + ".tool_calls: arguments", limits);
-          if (!parsed.ok() || !parsed->is_object()) return bad_field(where, where + ".tool_calls: arguments must be the text of a JSON object");
+          if (!parsed.ok() || !parsed->is_object())
+            return bad_field(where, where + ".tool_calls: arguments must be the text of a JSON object");
           arguments = std::move(parsed).value();
         }
       } else {
@@ -173,7 +186,8 @@ std::optional<ApiError> read_message(const Json& m, size_t index, Json* out) {
   // "developer" is what newer clients call the system role; templates know only the old name.
   (*out)["role"] = *role == "developer" ? "system" : *role;
   if (*role != "system" && *role != "developer" && *role != "user" && *role != "assistant" && *role != "tool")
-    return bad_field(where, fmt::format("{}.role '{}' is unknown; it may be system, developer, user, assistant or tool", where, role->substr(0, 40)));
+    return bad_field(where, fmt::format("{}.role '{}' is unknown; it may be system, developer, user, assistant or tool",
+                                        where, role->substr(0, 40)));
   Json content;
   if (auto e = content_of(m, where, *role == "assistant", &content)) return e;
   (*out)["content"] = std::move(content);
@@ -205,15 +219,19 @@ void read_messages(Fields& f, ChatRequest* out) {
 
 std::optional<ApiError> read_tool(const Json& t, size_t index, Tool* out) {
   const std::string where = fmt::format("tools[{}]", index);
-  if (!t.is_object() || !t.contains("type") || !t["type"].is_string()) return bad_field("tools", where + " must be an object with a type");
-  if (t["type"].get<std::string>() != "function") return bad_field("tools", where + ": only tools of type 'function' are supported");
+  if (!t.is_object() || !t.contains("type") || !t["type"].is_string())
+    return bad_field("tools", where + " must be an object with a type");
+  if (t["type"].get<std::string>() != "function")
+    return bad_field("tools", where + ": only tools of type 'function' are supported");
   if (!t.contains("function") || !t["function"].is_object()) return bad_field("tools", where + ".function is missing");
   const Json& fn = t["function"];
-  if (!fn.contains("name") || !fn["name"].is_string() || fn["name"].get_ref<const std::string&>().empty()) return bad_field("tools", where + ".function.name is missing");
+  if (!fn.contains("name") || !fn["name"].is_string() || fn["name"].get_ref<const std::string&>().empty())
+    return bad_field("tools", where + ".function.name is missing");
   out->name = fn["name"].get<std::string>();
   out->parameters = Json::object();
   if (fn.contains("parameters") && !fn["parameters"].is_null()) {
-    if (!fn["parameters"].is_object()) return bad_field("tools", where + ".function.parameters must be a JSON schema (an object)");
+    if (!fn["parameters"].is_object())
+      return bad_field("tools", where + ".function.parameters must be a JSON schema (an object)");
     out->parameters = fn["parameters"];
   }
   return std::nullopt;
@@ -225,7 +243,9 @@ void read_tools(Fields& f, ChatRequest* out) {
   out->parallel_tool_calls = f.boolean("parallel_tool_calls").value_or(true);
   if (tools) {
     if (!tools->is_array()) return f.fault(bad_field("tools", "tools must be a list"));
-    if (tools->size() > kMaxTools) return f.fault(bad_field("tools", fmt::format("tools has {} entries; {} are the most", tools->size(), kMaxTools)));
+    if (tools->size() > kMaxTools)
+      return f.fault(
+          bad_field("tools", fmt::format("tools has {} entries; {} are the most", tools->size(), kMaxTools)));
     for (size_t i = 0; i < tools->size(); ++i) {
       Tool t;
       if (auto e = read_tool((*tools)[i], i, &t)) return f.fault(*e);
@@ -238,20 +258,26 @@ void read_tools(Fields& f, ChatRequest* out) {
   if (choice) {
     if (choice->is_string()) {
       const std::string c = choice->get<std::string>();
-      if (c == "none") out->tool_choice = ToolChoice::kNone;
-      else if (c == "auto") out->tool_choice = out->tools.empty() ? ToolChoice::kNone : ToolChoice::kAuto;
-      else if (c == "required") out->tool_choice = ToolChoice::kRequired;
-      else return f.fault(bad_field("tool_choice", "tool_choice must be none, auto, required, or name a function"));
-    } else if (choice->is_object() && choice->contains("function") && (*choice)["function"].is_object() && (*choice)["function"].contains("name") &&
-               (*choice)["function"]["name"].is_string()) {
+      if (c == "none")
+        out->tool_choice = ToolChoice::kNone;
+      else if (c == "auto")
+        out->tool_choice = out->tools.empty() ? ToolChoice::kNone : ToolChoice::kAuto;
+      else if (c == "required")
+        out->tool_choice = ToolChoice::kRequired;
+      else
+        return f.fault(bad_field("tool_choice", "tool_choice must be none, auto, required, or name a function"));
+    } else if (choice->is_object() && choice->contains("function") && (*choice)["function"].is_object() &&
+               (*choice)["function"].contains("name") && (*choice)["function"]["name"].is_string()) {
       out->tool_choice = ToolChoice::kNamed;
       out->tool_name = (*choice)["function"]["name"].get<std::string>();
       if (std::none_of(out->tools.begin(), out->tools.end(), [&](const Tool& t) { return t.name == out->tool_name; }))
-        return f.fault(bad_field("tool_choice", fmt::format("tool_choice names '{}', which is not among the tools", out->tool_name.substr(0, 100))));
+        return f.fault(bad_field("tool_choice", fmt::format("tool_choice names '{}', which is not among the tools",
+                                                            out->tool_name.substr(0, 100))));
     } else {
       return f.fault(bad_field("tool_choice", "tool_choice must be none, auto, required, or name a function"));
     }
-    if (out->tool_choice == ToolChoice::kRequired && out->tools.empty()) return f.fault(bad_field("tool_choice", "tool_choice is required, but there are no tools"));
+    if (out->tool_choice == ToolChoice::kRequired && out->tools.empty())
+      return f.fault(bad_field("tool_choice", "tool_choice is required, but there are no tools"));
   }
   // "none": the model is not told of tools that it must not call.
   if (out->tool_choice != ToolChoice::kNone) out->tools_json = *tools;
@@ -261,7 +287,8 @@ void read_format(Fields& f, ChatRequest* out) {
   const Json* j = f.get("response_format");
   if (!j) return;
   const auto bad = [&](const std::string& message) { f.fault(bad_field("response_format", message)); };
-  if (!j->is_object() || !j->contains("type") || !(*j)["type"].is_string()) return bad("response_format must be an object with a type");
+  if (!j->is_object() || !j->contains("type") || !(*j)["type"].is_string())
+    return bad("response_format must be an object with a type");
   const std::string type = (*j)["type"].get<std::string>();
   if (type == "text") return;
   if (type == "json_object") {
@@ -269,9 +296,11 @@ void read_format(Fields& f, ChatRequest* out) {
     return;
   }
   if (type != "json_schema") return bad("response_format.type must be text, json_object or json_schema");
-  if (!j->contains("json_schema") || !(*j)["json_schema"].is_object()) return bad("response_format.json_schema is missing");
+  if (!j->contains("json_schema") || !(*j)["json_schema"].is_object())
+    return bad("response_format.json_schema is missing");
   const Json& s = (*j)["json_schema"];
-  if (!s.contains("schema") || !s["schema"].is_object()) return bad("response_format.json_schema.schema must be an object");
+  if (!s.contains("schema") || !s["schema"].is_object())
+    return bad("response_format.json_schema.schema must be an object");
   out->format = AnswerFormat::kJsonSchema;
   out->schema = s["schema"];
 }
@@ -300,7 +329,8 @@ void read_prompt(Fields& f, CompletionRequest* out) {
     out->prompts.emplace_back(std::move(*ids));
   } else if (j->is_array()) {
     if (j->empty()) return bad("prompt is empty");
-    if (j->size() > kMaxPrompts) return bad(fmt::format("prompt has {} entries; {} are the most", j->size(), kMaxPrompts));
+    if (j->size() > kMaxPrompts)
+      return bad(fmt::format("prompt has {} entries; {} are the most", j->size(), kMaxPrompts));
     for (const Json& p : *j) {
       if (p.is_string()) {
         out->prompts.emplace_back(p.get<std::string>());
@@ -324,12 +354,14 @@ void read_prompt(Fields& f, CompletionRequest* out) {
 SamplingDefaults sampling_defaults(const Json& g) {
   SamplingDefaults d;
   if (!g.is_object()) return d;
-  const auto number = [&](const char* key, double fallback) { return g.contains(key) && g[key].is_number() ? g[key].get<double>() : fallback; };
+  const auto number = [&](const char* key, double fallback) {
+    return g.contains(key) && g[key].is_number() ? g[key].get<double>() : fallback;
+  };
   const bool greedy = g.contains("do_sample") && g["do_sample"].is_boolean() && !g["do_sample"].get<bool>();
   d.temperature = greedy ? 0.0 : number("temperature", 1.0);
   if (!greedy) {
     d.top_p = number("top_p", 1.0);
-    d.top_k = int64_t(number("top_k", 0));
+    d.top_k = int64_t(std::clamp<double>(number("top_k", 0), INT32_MIN, INT32_MAX));
     d.min_p = number("min_p", 0.0);
   }
   d.repetition_penalty = number("repetition_penalty", 1.0);
@@ -353,9 +385,12 @@ std::optional<ApiError> parse_chat(const Json& body, const SamplingDefaults& d, 
   Fields f(body);
   read_common(f, d, out);
   read_messages(f, out);
-  const auto max_tokens = f.integer("max_tokens", 1, INT64_MAX), max_completion = f.integer("max_completion_tokens", 1, INT64_MAX);
-  if (max_completion) out->max_tokens = *max_completion;
-  else if (max_tokens) out->max_tokens = *max_tokens;
+  const auto max_tokens = f.integer("max_tokens", 1, INT64_MAX),
+             max_completion = f.integer("max_completion_tokens", 1, INT64_MAX);
+  if (max_completion)
+    out->max_tokens = *max_completion;
+  else if (max_tokens)
+    out->max_tokens = *max_tokens;
   const auto logprobs = f.boolean("logprobs");
   const auto top = f.integer("top_logprobs", 0, runtime::kMaxLogprobs);
   if (top && !logprobs.value_or(false)) f.fault(bad_field("top_logprobs", "top_logprobs needs logprobs: true"));
@@ -363,12 +398,15 @@ std::optional<ApiError> parse_chat(const Json& body, const SamplingDefaults& d, 
   read_tools(f, out);
   read_format(f, out);
   if (const Json* k = f.get("chat_template_kwargs")) {
-    if (!k->is_object()) f.fault(bad_field("chat_template_kwargs", "chat_template_kwargs must be an object"));
-    else out->template_kwargs = *k;
+    if (!k->is_object())
+      f.fault(bad_field("chat_template_kwargs", "chat_template_kwargs must be an object"));
+    else
+      out->template_kwargs = *k;
   }
   // Hints that this server has no use for, and fields of other endpoints that generic clients send along.
   f.accept({"reasoning_effort", "prompt", "input", "content", "tokens"});
-  if (f.ok() && out->format != AnswerFormat::kText && (out->tool_choice == ToolChoice::kRequired || out->tool_choice == ToolChoice::kNamed))
+  if (f.ok() && out->format != AnswerFormat::kText &&
+      (out->tool_choice == ToolChoice::kRequired || out->tool_choice == ToolChoice::kNamed))
     f.fault(bad_field("response_format", "response_format cannot be combined with a tool_choice that forces a call"));
   return f.finish();
 }
@@ -380,7 +418,8 @@ std::optional<ApiError> parse_completion(const Json& body, const SamplingDefault
   read_prompt(f, out);
   out->echo = f.boolean("echo").value_or(false);
   out->max_tokens = f.integer("max_tokens", 0, INT64_MAX).value_or(16);
-  if (out->max_tokens == 0 && !out->echo) f.fault(bad_field("max_tokens", "max_tokens 0 generates nothing; it is only useful with echo"));
+  if (out->max_tokens == 0 && !out->echo)
+    f.fault(bad_field("max_tokens", "max_tokens 0 generates nothing; it is only useful with echo"));
   if (const auto logprobs = f.integer("logprobs", 0, runtime::kMaxLogprobs)) out->sampling.logprobs = int(*logprobs);
   if (f.get("suffix")) f.fault(bad_field("suffix", "suffix is not supported: this model cannot fill in the middle"));
   const auto best_of = f.integer("best_of", 1, kMaxChoices);

@@ -1,6 +1,6 @@
 #pragma once
-// Request bodies of /v1/chat/completions and /v1/completions as plain data. Parsing bounds and checks everything that can be
-// checked without the model; what it returns is legal in form.
+// Request bodies of /v1/chat/completions and /v1/completions as plain data. Parsing bounds and checks everything that
+// can be checked without the model; what it returns is legal in form.
 
 #include <string>
 #include <variant>
@@ -12,8 +12,8 @@
 
 namespace mi::server {
 
-inline constexpr int64_t kMaxChoices = 128;          // n
-inline constexpr size_t kMaxPrompts = 512;           // prompts in one completions request
+inline constexpr int64_t kMaxChoices = 128;  // n
+inline constexpr size_t kMaxPrompts = 512;   // prompts in one completions request
 inline constexpr size_t kMaxStops = 16;
 inline constexpr size_t kMaxTools = 128;
 
@@ -27,8 +27,8 @@ SamplingDefaults sampling_defaults(const Json& generation_config);
 
 struct CommonRequest {
   std::string model;
-  runtime::SamplingParams sampling;      // logprobs filled from logprobs/top_logprobs
-  int64_t max_tokens = -1;               // -1: not given
+  runtime::SamplingParams sampling;  // logprobs filled from logprobs/top_logprobs
+  int64_t max_tokens = -1;           // -1: not given
   std::vector<std::string> stop;
   int64_t n = 1;
   bool stream = false, include_usage = false;
@@ -37,21 +37,21 @@ struct CommonRequest {
 enum class ToolChoice : uint8_t { kNone, kAuto, kRequired, kNamed };
 struct Tool {
   std::string name;
-  Json parameters;                       // an object; {} when absent
+  Json parameters;  // an object; {} when absent
 };
 
 enum class AnswerFormat : uint8_t { kText, kJsonObject, kJsonSchema };
 
 struct ChatRequest : CommonRequest {
-  Json messages;                         // OpenAI-shaped; roles checked, contents joined to strings, call arguments parsed to objects
-  Json tools_json;                       // as given, for the template; null without tools
+  Json messages;    // OpenAI-shaped; roles checked, contents joined to strings, call arguments parsed to objects
+  Json tools_json;  // as given, for the template; null without tools
   std::vector<Tool> tools;
   ToolChoice tool_choice = ToolChoice::kNone;
-  std::string tool_name;                 // kNamed
+  std::string tool_name;  // kNamed
   bool parallel_tool_calls = true;
   AnswerFormat format = AnswerFormat::kText;
-  Json schema;                           // kJsonSchema
-  Json template_kwargs;                  // further template variables, null if none
+  Json schema;           // kJsonSchema
+  Json template_kwargs;  // further template variables, null if none
 };
 
 struct CompletionRequest : CommonRequest {

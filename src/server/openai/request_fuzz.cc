@@ -1,25 +1,47 @@
-// libFuzzer: request bodies of both endpoints, and the splitter of tool calls fed with the same bytes in pieces.
+// libFuzzer: request bodies of both endpoints, what is derived of them, and the splitters of tool calls fed with the
+// same bytes in pieces.
 #include "base/check.h"
 #include "server/openai/request.h"
 #include "server/openai/tool_calls.h"
 
+namespace {
+
+using namespace mi::server;
+
+// The pieces joined: "text|name|" and arguments as they are.
+std::string split(ToolSplitter& splitter, std::string_view text, size_t step) {
+  std::string out;
+  const auto add = [&](const std::vector<ToolPiece>& pieces) {
+    for (const ToolPiece& p : pieces) out += p.kind == ToolPiece::kCallBegin ? "|" + p.text + "|" : p.text;
+  };
+  for (size_t i = 0; i < text.size(); i += step) add(splitter.push(text.substr(i, step)));
+  add(splitter.finish());
+  return out;
+}
+
+void check_request(const mi::Json& body) {
+  const SamplingDefaults defaults = sampling_defaults(body);
+  ChatRequest chat;
+  if (!parse_chat(body, defaults, &chat)) {
+    MI_CHECK(!chat.messages.empty());
+    const mi::Json schema = required_calls_schema(chat.tools, chat.parallel_tool_calls);
+    MI_CHECK_EQ(schema["items"]["anyOf"].size(), chat.tools.size());
+    for (const Tool& t : chat.tools) MI_CHECK(named_call_schema(t).is_object());
+  }
+  CompletionRequest completion;
+  if (!parse_completion(body, defaults, &completion)) MI_CHECK(!completion.prompts.empty());
+}
+
+}  // namespace
+
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const std::string text(reinterpret_cast<const char*>(data), size);
-  auto parsed = mi::server::parse_body(text);
-  if (const auto* body = std::get_if<mi::Json>(&parsed)) {
-    mi::server::ChatRequest chat;
-    mi::server::CompletionRequest completion;
-    (void)mi::server::parse_chat(*body, {}, &chat);
-    (void)mi::server::parse_completion(*body, {}, &completion);
-  }
-  std::string joined[2];
-  for (size_t step : {size_t(1), size_t(7)}) {
-    const auto splitter = mi::server::split_marked({"<tool_call>", "</tool_call>"});
-    std::string& out = joined[step == 7];
-    for (size_t i = 0; i < size; i += step)
-      for (const auto& p : splitter->push(std::string_view(text).substr(i, step))) out += char('0' + p.kind) == '1' ? "|" + p.text + "|" : p.text;
-    for (const auto& p : splitter->finish()) out += p.text;
-  }
-  MI_CHECK(joined[0] == joined[1], "pieces of one and seven differ");
+  auto parsed = parse_body(text);
+  if (const auto* body = std::get_if<mi::Json>(&parsed)) check_request(*body);
+  for (auto make : {+[] {
+                      return split_marked({"<tool_call>", "</tool_call>"});
+                    },
+                    +[] { return split_list(); }, +[] { return split_bare("f"); }})
+    MI_CHECK_EQ(split(*make(), text, 1), split(*make(), text, 7));
   return 0;
 }

@@ -12,7 +12,8 @@ using testing::HasSubstr;
 
 std::optional<ApiError> chat_error(const std::string& fields, ChatRequest* out = nullptr) {
   ChatRequest r;
-  const Json body = parse_json(R"({"model": "m", "messages": [{"role": "user", "content": "x"}])" + fields + "}", "b").value();
+  const Json body =
+      parse_json(R"({"model": "m", "messages": [{"role": "user", "content": "x"}])" + fields + "}", "b").value();
   return parse_chat(body, {}, out ? out : &r);
 }
 std::string chat_message(const std::string& fields) {
@@ -22,8 +23,10 @@ std::string chat_message(const std::string& fields) {
 
 TEST(ChatParse, FieldsArrive) {
   ChatRequest r;
-  const auto e = chat_error(R"(, "temperature": 0.5, "top_k": 7, "stop": ["a", "b"], "seed": -1, "n": 3, "logit_bias": {"5": -100}, "max_completion_tokens": 9,
-      "logprobs": true, "top_logprobs": 4, "stream": true, "stream_options": {"include_usage": true}, "user": "u", "metadata": {})", &r);
+  const auto e = chat_error(
+      R"(, "temperature": 0.5, "top_k": 7, "stop": ["a", "b"], "seed": -1, "n": 3, "logit_bias": {"5": -100}, "max_completion_tokens": 9,
+      "logprobs": true, "top_logprobs": 4, "stream": true, "stream_options": {"include_usage": true}, "user": "u", "metadata": {})",
+      &r);
   ASSERT_FALSE(e) << e->message;
   EXPECT_EQ(r.sampling.temperature, 0.5);
   EXPECT_EQ(r.sampling.top_k, 7);
@@ -54,26 +57,34 @@ TEST(ChatParse, Messages) {
     return parse_chat(parse_json(R"({"model": "m", "messages": )" + messages + "}", "b").value(), {}, r);
   };
   ChatRequest r;
-  ASSERT_FALSE(parse(R"([{"role": "developer", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
+  ASSERT_FALSE(
+      parse(R"([{"role": "developer", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
       {"role": "assistant", "content": null, "tool_calls": [{"id": "c", "type": "function", "function": {"name": "f", "arguments": "{\"x\": 1}"}}]},
-      {"role": "tool", "tool_call_id": "c", "content": "y"}])", &r));
+      {"role": "tool", "tool_call_id": "c", "content": "y"}])",
+            &r));
   EXPECT_EQ(r.messages[0]["role"], "system");
   EXPECT_EQ(r.messages[0]["content"], "a\nb");
   EXPECT_EQ(r.messages[1]["tool_calls"][0]["function"]["arguments"]["x"], 1);
-  for (const char* bad : {R"([])", R"("x")", R"([5])", R"([{}])", R"([{"role": "wizard", "content": "x"}])", R"([{"role": "user"}])", R"([{"role": "user", "content": 4}])",
-                          R"([{"role": "user", "content": [{"type": "image_url"}]}])", R"([{"role": "user", "content": "x", "contnet": "y"}])"}) {
+  for (const char* bad :
+       {R"([])", R"("x")", R"([5])", R"([{}])", R"([{"role": "wizard", "content": "x"}])", R"([{"role": "user"}])",
+        R"([{"role": "user", "content": 4}])", R"([{"role": "user", "content": [{"type": "image_url"}]}])",
+        R"([{"role": "user", "content": "x", "contnet": "y"}])"}) {
     ChatRequest other;
     EXPECT_TRUE(parse(bad, &other)) << bad;
   }
 }
 
 TEST(CompletionParse, Prompts) {
-  const auto parse = [](const std::string& fields, CompletionRequest* r) { return parse_completion(parse_json(R"({"model": "m", )" + fields + "}", "b").value(), {}, r); };
+  const auto parse = [](const std::string& fields, CompletionRequest* r) {
+    return parse_completion(parse_json(R"({"model": "m", )" + fields + "}", "b").value(), {}, r);
+  };
   CompletionRequest r;
   ASSERT_FALSE(parse(R"("prompt": ["a", [1, 2]], "max_tokens": 0, "echo": true, "logprobs": 1)", &r));
   EXPECT_EQ(r.prompts.size(), 2u);
-  for (const char* bad : {R"("prompt": "")", R"("prompt": [])", R"("prompt": [[]])", R"("prompt": [1, "a"])", R"("prompt": [1.5])", R"("prompt": [-1])", R"("prompt": [1099511627776])",
-                          R"("prompt": {"a": 1})", R"("prompt": 7)", R"("prompt": null)", R"("max_tokens": 5)", R"("prompt": "x", "max_tokens": 0)", R"("prompt": "x", "suffix": "y")"}) {
+  for (const char* bad : {R"("prompt": "")", R"("prompt": [])", R"("prompt": [[]])", R"("prompt": [1, "a"])",
+                          R"("prompt": [1.5])", R"("prompt": [-1])", R"("prompt": [1099511627776])",
+                          R"("prompt": {"a": 1})", R"("prompt": 7)", R"("prompt": null)", R"("max_tokens": 5)",
+                          R"("prompt": "x", "max_tokens": 0)", R"("prompt": "x", "suffix": "y")"}) {
     CompletionRequest other;
     EXPECT_TRUE(parse(bad, &other)) << bad;
   }
@@ -83,13 +94,14 @@ TEST(Defaults, ComeFromTheModel) {
   EXPECT_EQ(sampling_defaults(parse_json(R"({"do_sample": false, "temperature": 0.7})", "g").value()).temperature, 0.0);
   EXPECT_EQ(sampling_defaults(parse_json(R"({"temperature": 0.7, "top_p": 0.9, "top_k": 20})", "g").value()).top_k, 20);
   EXPECT_EQ(sampling_defaults(Json::object()).temperature, 1.0);
+  EXPECT_EQ(sampling_defaults(parse_json(R"({"top_k": 1e300})", "g").value()).top_k, INT32_MAX);
 }
 
 TEST(Render, TokenNamesAndCharacters) {
   EXPECT_EQ(token_name("abc"), "abc");
   EXPECT_EQ(token_name("\xe6\xbc"), "bytes:\\xe6\\xbc");
   EXPECT_EQ(clean_utf8("a\xff\xe6\xbc\xa2"), "a\xef\xbf\xbd\xe6\xbc\xa2");
-  EXPECT_EQ(clean_utf8("\xed\xa0\x80").size(), 9u);      // a surrogate is three broken bytes
+  EXPECT_EQ(clean_utf8("\xed\xa0\x80").size(), 9u);  // a surrogate is three broken bytes
   EXPECT_EQ(count_characters("a\xe6\xbc\xa2"), 2);
 }
 

@@ -44,7 +44,10 @@ class CallReader {
         return;
       case At::kKeyOrEnd:
         if (blank(c) || c == ',') return;
-        if (c == '}') { state_ = State::kDone; return; }
+        if (c == '}') {
+          state_ = State::kDone;
+          return;
+        }
         if (c != '"') return bad();
         token_ = "\"";
         escaped_ = false;
@@ -79,8 +82,9 @@ class CallReader {
   }
 
   void value(char c) {
-    if (!in_string_ && depth_ == 0 && !token_.empty() && (c == ',' || c == '}' || blank(c)) && token_[0] != '{' && token_[0] != '[' && token_[0] != '"') {
-      end_value();                               // a number or a word ends before this character
+    if (!in_string_ && depth_ == 0 && !token_.empty() && (c == ',' || c == '}' || blank(c)) && token_[0] != '{' &&
+        token_[0] != '[' && token_[0] != '"') {
+      end_value();  // a number or a word ends before this character
       at_ = At::kKeyOrEnd;
       step(c);
       return;
@@ -94,8 +98,11 @@ class CallReader {
       }
       return;
     }
-    if (c == '"') { in_string_ = true; escaped_ = false; }
-    else if (c == '{' || c == '[') ++depth_;
+    if (c == '"') {
+      in_string_ = true;
+      escaped_ = false;
+    } else if (c == '{' || c == '[')
+      ++depth_;
     else if (c == '}' || c == ']') {
       if (--depth_ == 0) end_value();
     }
@@ -105,20 +112,29 @@ class CallReader {
     if (key_ == "name") {
       name_ = decode(token_);
       if (name_->empty()) bad();
-    } else if (encoded_) {                       // arguments as the text of an object
+    } else if (encoded_) {  // arguments as the text of an object
       arguments_ = decode(token_);
       any_arguments_ = true;
       encoded_ = false;
     }
   }
   bool string_ends(char c) {
-    if (escaped_) { escaped_ = false; return false; }
-    if (c == '\\') { escaped_ = true; return false; }
+    if (escaped_) {
+      escaped_ = false;
+      return false;
+    }
+    if (c == '\\') {
+      escaped_ = true;
+      return false;
+    }
     return c == '"';
   }
   std::string decode(const std::string& quoted) {
     const auto j = parse_json(quoted, "call");
-    if (!j.ok() || !j->is_string()) { bad(); return {}; }
+    if (!j.ok() || !j->is_string()) {
+      bad();
+      return {};
+    }
     return j->get<std::string>();
   }
   void bad() { state_ = State::kBad; }
@@ -129,18 +145,23 @@ class CallReader {
   std::string raw_, token_, key_, arguments_;
   std::optional<std::string> name_;
   int depth_ = 0;
-  bool in_string_ = false, escaped_ = false, keep_ = false, encoded_ = false, announced_ = false, any_arguments_ = false;
+  bool in_string_ = false, escaped_ = false, keep_ = false, encoded_ = false, announced_ = false,
+       any_arguments_ = false;
 };
 
 void add_content(std::vector<ToolPiece>* out, std::string text) {
   if (text.empty()) return;
-  if (!out->empty() && out->back().kind == ToolPiece::kContent) out->back().text += text;
-  else out->push_back({ToolPiece::kContent, std::move(text)});
+  if (!out->empty() && out->back().kind == ToolPiece::kContent)
+    out->back().text += text;
+  else
+    out->push_back({ToolPiece::kContent, std::move(text)});
 }
 void merge(std::vector<ToolPiece>* out, std::vector<ToolPiece> more) {
   for (ToolPiece& p : more) {
-    if (!out->empty() && out->back().kind == p.kind && p.kind != ToolPiece::kCallBegin) out->back().text += p.text;
-    else out->push_back(std::move(p));
+    if (!out->empty() && out->back().kind == p.kind && p.kind != ToolPiece::kCallBegin)
+      out->back().text += p.text;
+    else
+      out->push_back(std::move(p));
   }
 }
 
@@ -165,8 +186,10 @@ class Marked : public ToolSplitter {
   std::vector<ToolPiece> finish() override {
     std::vector<ToolPiece> out;
     // A call that never got its name was only text.
-    if (in_call_ && !reader_.announced()) add_content(&out, marks_.begin + reader_.raw() + pending_);
-    else if (!in_call_) add_content(&out, std::move(pending_));
+    if (in_call_ && !reader_.announced())
+      add_content(&out, marks_.begin + reader_.raw() + pending_);
+    else if (!in_call_)
+      add_content(&out, std::move(pending_));
     pending_.clear();
     return out;
   }
@@ -189,7 +212,8 @@ class Marked : public ToolSplitter {
   bool inside(std::vector<ToolPiece>* out) {
     size_t used = 0;
     std::vector<ToolPiece> pieces;
-    for (; used < pending_.size() && reader_.state() == CallReader::State::kReading; ++used) reader_.push(pending_[used], &pieces);
+    for (; used < pending_.size() && reader_.state() == CallReader::State::kReading; ++used)
+      reader_.push(pending_[used], &pieces);
     merge(out, std::move(pieces));
     pending_.erase(0, used);
     if (reader_.state() == CallReader::State::kReading) return false;
@@ -218,7 +242,7 @@ class List : public ToolSplitter {
     for (char c : text) {
       std::vector<ToolPiece> pieces;
       if (!in_call_) {
-        if (c != '{') continue;                  // brackets, commas and blanks of the list
+        if (c != '{') continue;  // brackets, commas and blanks of the list
         in_call_ = true;
         reader_ = CallReader();
       }
@@ -255,7 +279,8 @@ class Bare : public ToolSplitter {
   bool begun_ = false;
 };
 
-// Local references stay valid when a schema becomes a part of another: its definitions move to the new root under a prefix.
+// Local references stay valid when a schema becomes a part of another: its definitions move to the new root under a
+// prefix.
 void move_references(Json* j, const std::string& prefix) {
   if (j->is_array()) {
     for (Json& e : *j) move_references(&e, prefix);
@@ -307,7 +332,10 @@ Json required_calls_schema(const std::vector<Tool>& tools, bool parallel) {
                        {"required", {"name", "arguments"}},
                        {"additionalProperties", false}});
   }
-  Json schema{{"type", "array"}, {"minItems", 1}, {"maxItems", parallel ? kMostCalls : 1}, {"items", {{"anyOf", std::move(options)}}}};
+  Json schema{{"type", "array"},
+              {"minItems", 1},
+              {"maxItems", parallel ? kMostCalls : 1},
+              {"items", {{"anyOf", std::move(options)}}}};
   if (!definitions.empty()) schema["$defs"] = std::move(definitions);
   return schema;
 }

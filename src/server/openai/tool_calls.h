@@ -1,11 +1,13 @@
 #pragma once
 // Tool calls in generated text: finding them while the text arrives, and grammars that force them.
 //
-// A call is the JSON object {"name": N, "arguments": {...}} ("parameters" is accepted too), in one of three surroundings:
+// A call is the JSON object {"name": N, "arguments": {...}} ("parameters" is accepted too), in one of three
+// surroundings:
 //   marked   between a model's own marks, anywhere in the text: <|call|> ... <|endcall|>, <tool_call> ... </tool_call>
 //   list     the whole text is a JSON list of calls (tool_choice "required", by grammar)
 //   bare     the whole text is one call's arguments (a named tool_choice, by grammar)
-// What was sent of a call is never taken back, so arguments are passed on only from the place where they surely are JSON.
+// What was sent of a call is never taken back, so arguments are passed on only from the place where they surely are
+// JSON.
 
 #include <memory>
 #include <string>
@@ -26,7 +28,7 @@ CallMarks call_marks(const text::Tokenizer& t);
 
 struct ToolPiece {
   enum Kind : uint8_t { kContent, kCallBegin, kArguments } kind;
-  std::string text;                // content, the function's name, or a piece of the arguments
+  std::string text;  // content, the function's name, or a piece of the arguments
 };
 
 // Splits text into content and calls as it comes. Pieces joined do not depend on how the text was cut.
@@ -34,14 +36,14 @@ class ToolSplitter {
  public:
   virtual ~ToolSplitter() = default;
   virtual std::vector<ToolPiece> push(std::string_view text) = 0;
-  virtual std::vector<ToolPiece> finish() = 0;    // what was held back
+  virtual std::vector<ToolPiece> finish() = 0;  // what was held back
 };
 std::unique_ptr<ToolSplitter> split_marked(CallMarks marks);
 std::unique_ptr<ToolSplitter> split_list();
 std::unique_ptr<ToolSplitter> split_bare(std::string name);
 
 // Schemas for text::ConstraintFactory::json_schema.
-Json named_call_schema(const Tool& tool);                              // its arguments
+Json named_call_schema(const Tool& tool);  // its arguments
 Json required_calls_schema(const std::vector<Tool>& tools, bool parallel);
 
 }  // namespace mi::server

@@ -44,8 +44,9 @@ void marked(const std::string& text, const std::string& expected) {
 TEST(MarkedCalls, OneTwoAndTextAround) {
   marked("hello", "hello");
   marked(R"(<|call|>{"name": "f", "arguments": {"a": 1}}<|endcall|>)", R"(|f({"a": 1}))");
-  marked(R"(so: <|call|>{"name": "f", "arguments": {}}<|endcall|><|call|>{"name": "g", "arguments": {"b": [1, {"c": "}<|endcall|>"}]}}<|endcall|> done)",
-         R"(so: |f({})|g({"b": [1, {"c": "}<|endcall|>"}]})| done)");
+  marked(
+      R"(so: <|call|>{"name": "f", "arguments": {}}<|endcall|><|call|>{"name": "g", "arguments": {"b": [1, {"c": "}<|endcall|>"}]}}<|endcall|> done)",
+      R"(so: |f({})|g({"b": [1, {"c": "}<|endcall|>"}]})| done)");
 }
 
 TEST(MarkedCalls, OrderOfKeysAndOddForms) {
@@ -63,13 +64,19 @@ TEST(MarkedCalls, CutAndBrokenOnes) {
 }
 
 TEST(ListAndBare, Calls) {
-  same_for_every_cut([] { return split_list(); }, R"([{"name": "f", "arguments": {"a": "]}"}}, {"name": "g", "arguments": {}}])", R"(|f({"a": "]}"})|g({}))");
+  same_for_every_cut([] { return split_list(); },
+                     R"([{"name": "f", "arguments": {"a": "]}"}}, {"name": "g", "arguments": {}}])",
+                     R"(|f({"a": "]}"})|g({}))");
   same_for_every_cut([] { return split_bare("f"); }, R"({"a": 1})", R"(|f({"a": 1}))");
   same_for_every_cut([] { return split_bare("f"); }, "", "|f()");
 }
 
 TEST(Schemas, ReferencesMoveWithTheirTool) {
-  Tool t{"f", parse_json(R"({"type": "object", "properties": {"a": {"$ref": "#/$defs/x"}}, "$defs": {"x": {"type": "string"}}})", "t").value()};
+  Tool t{
+      "f",
+      parse_json(
+          R"({"type": "object", "properties": {"a": {"$ref": "#/$defs/x"}}, "$defs": {"x": {"type": "string"}}})", "t")
+          .value()};
   const Json s = required_calls_schema({t, {"g", Json::object()}}, false);
   EXPECT_EQ(s["maxItems"], 1);
   EXPECT_EQ(s["$defs"]["tool0_x"]["type"], "string");

@@ -1,0 +1,95 @@
+#include <fmt/format.h>
+
+#include "cli/command.h"
+#include "cli/number_list.h"
+#include "hw/process_memory.h"
+#include "tools/profile/report.h"
+#include "tools/session.h"
+
+namespace mi::cli {
+namespace {
+
+struct Flags {
+  EngineFlags engine;
+  std::string prefill = "512", batch = "1,8", html, trace;
+  tools::ProfileOptions profile;
+  int64_t top = 12;
+  bool json = false, memory = false, no_probe = false, force = false;
+};
+
+Status write_output(const std::string& path, bool force, const std::string& text) {
+  MI_TRY(OutputFile out, OutputFile::create(path, force));
+  MI_TRY_VOID(out.writer().write(text));
+  return out.commit();
+}
+
+Result<int> run(Flags& f) {
+  MI_TRY(f.profile.prefill, parse_numbers(f.prefill, "--prefill"));
+  MI_TRY(f.profile.batch, parse_numbers(f.batch, "--batch"));
+  std::error_code ec;
+  for (const std::string& path : {f.html, f.trace})
+    if (!path.empty() && !f.force && std::filesystem::exists(path, ec))
+      return bad_input("{} exists already; --force replaces it", path);
+  const int threads = f.engine.threads > 0 ? f.engine.threads : hw::advise_threads().threads;
+  tools::Machine machine;
+  {
+    hw::ThreadPool pool(threads);
+    MI_TRY(machine, tools::describe_machine(pool, !f.no_probe));
+  }
+  const bool fresh_peak = hw::reset_peak_memory();
+  tools::SessionOptions so;
+  so.engine = f.engine.engine;
+  so.threads = threads;
+  so.max_batch_size = 1;
+  so.max_seq_len = tools::profile_kv_tokens(f.profile);
+  so.kv_type = f.engine.kv_type;
+  so.verify_checksums = !f.engine.no_checksums;
+  so.quiet = f.json;
+  MI_TRY(const tools::Session s, tools::open_session(so));
+  MI_TRY(tools::Profile p, tools::run_profile(*s.engine, machine, f.profile));
+  if (f.memory) {
+    p.memory = tools::memory_report(*s.engine);
+    if (!f.no_probe && !fresh_peak)
+      p.memory->notes.push_back(
+          "the engine's own peak: this kernel does not reset it, so measuring the limits counts too (--no-probe leaves "
+          "that out)");
+  }
+  if (!f.html.empty()) MI_TRY_VOID(write_output(f.html, f.force, tools::profile_html(p)));
+  if (!f.trace.empty()) MI_TRY_VOID(write_output(f.trace, f.force, dump_json(tools::profile_trace(p)) + "\n"));
+  if (f.json)
+    fmt::print("{}\n", dump_json(tools::profile_json(p)));
+  else
+    fmt::print("{}", tools::profile_text(p, size_t(f.top)));
+  return 0;
+}
+
+}  // namespace
+
+Command add_profile(CLI::App& parent) {
+  auto f = std::make_shared<Flags>();
+  CLI::App* app =
+      parent.add_subcommand("profile", "where the time goes: per operation and layer, beside the machine's limits");
+  add_engine_flags(*app, &f->engine);
+  app->add_option("--prefill", f->prefill, "prompt lengths")->capture_default_str();
+  app->add_option("--decode", f->profile.decode, "steps of decoding, after prompts of 128")
+      ->check(CLI::Range(1, 1 << 20))
+      ->capture_default_str();
+  app->add_option("--batch", f->batch, "sequences that decode together")->capture_default_str();
+  app->add_option("--rounds", f->profile.rounds, "times to run each, the fastest is reported")
+      ->check(CLI::Range(1, 100))
+      ->capture_default_str();
+  app->add_option("--top", f->top, "instructions to list")->check(CLI::Range(0, 100000))->capture_default_str();
+  app->add_flag("--memory", f->memory, "also planned against resident memory");
+  app->add_flag("--no-probe", f->no_probe, "do not measure the machine's limits (about a second)");
+  app->add_flag("--json", f->json, "print one JSON object");
+  app->add_option("--html", f->html, "write a page with plots");
+  app->add_option("--chrome-trace", f->trace, "write one step of each scenario for chrome://tracing or Perfetto");
+  app->add_flag("--force", f->force, "replace existing files of --html and --chrome-trace");
+  app->footer(
+      "Examples:\n"
+      "  metainfer profile --engine mini-m3-engine\n"
+      "  metainfer profile --engine mini-m3-engine --batch 32 --html profile.html --chrome-trace step.json --memory");
+  return {app, [f]() { return run(*f); }};
+}
+
+}  // namespace mi::cli
