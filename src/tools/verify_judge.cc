@@ -39,6 +39,13 @@ int64_t ordered(float f) {
 
 }  // namespace
 
+Judge::Judge(const std::string& precision, VerifyLimits limits)
+    : int8_(precision == "w8a8" || precision == "w4a8"), limits_(limits) {
+  const bool int4 = precision == "w4a8";
+  if (limits_.max_kl < 0) limits_.max_kl = int4 ? 0.25 : 0.02;
+  if (limits_.max_layer_deviation < 0) limits_.max_layer_deviation = int4 ? 0.4 : 0.25;
+}
+
 void Judge::row(std::string what, double found, double limit, std::string unit, bool judged) {
   const bool ok = found <= limit;
   if (judged && !ok && report.first_bad.empty()) report.first_bad = what;

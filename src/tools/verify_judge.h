@@ -12,7 +12,8 @@ namespace mi::tools {
 
 class Judge {
  public:
-  Judge(bool int8, VerifyLimits limits) : int8_(int8), limits_(limits) {}
+  // precision: of the engine, as its manifest names it.
+  Judge(const std::string& precision, VerifyLimits limits);
 
   // Rows come in model order: the first one out of limits is named.
   void row(std::string what, double found, double limit, std::string unit, bool judged = true);
@@ -27,7 +28,7 @@ class Judge {
   // A weight: the numbers that are not the same or neighbours (1 ulp).
   void weight(const std::string& what, std::span<const float> found, std::span<const float> reference);
 
-  bool int8() const { return int8_; }
+  bool int8() const { return int8_; }  // activations, whatever the weights
   VerifyReport report;
 
  private:

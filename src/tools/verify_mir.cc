@@ -19,40 +19,42 @@ constexpr std::string_view kWhole = "dequant.", kFirstRows = "dequant_first32row
 
 Path temporary_place() { return std::filesystem::temp_directory_path() / "metainfer-verify"; }
 
-const ir::WeightDecl& declaration(const ir::MirDir& mir, const std::string& name) {
+// The declaration of a matrix or vector; nullptr for the scales of one.
+const ir::WeightDecl* declaration(const ir::MirDir& mir, const std::string& name) {
   const int32_t layer = quant::layer_of(name);
   const auto named = [&](const ir::WeightDecl& d) { return ir::full_name(d.name, layer) == name; };
   const std::vector<const ir::Block*> blocks =
       layer < 0 ? std::vector{&mir.graph.prologue, &mir.graph.epilogue} : std::vector{&mir.graph.block_of(layer)};
   for (const ir::Block* b : blocks)
-    if (const auto d = std::find_if(b->weights.begin(), b->weights.end(), named); d != b->weights.end()) return *d;
-  MI_CHECK(false, "{}: no weight {}", mir.dir.string(), name);
+    if (const auto d = std::find_if(b->weights.begin(), b->weights.end(), named); d != b->weights.end()) return &*d;
+  return nullptr;
 }
 
 // The numbers of a weight of the MIR that `part` says, widened: [rows, cols] from row `first` of the part.
 Result<std::vector<float>> mir_rows(const ir::MirDir& mir, const model::OriginPart& part, int64_t rows, int64_t cols,
                                     const std::string& what) {
-  const ir::WeightDecl& d = declaration(mir, part.tensor);
-  const int64_t k = d.shape.back(), count = shape_count(d.shape).value_or(0);
-  const int64_t per_expert = part.expert < 0 ? count / k : count / d.shape[0] / k;
-  const int64_t first = std::max<int64_t>(part.expert, 0) * per_expert + part.first_row;
-  if (cols != k || part.first_row + rows > per_expert || (part.expert >= 0 && part.expert >= d.shape[0]))
-    return bad_input("{} has {} rows of {}, but {} of the MIR has shape {}", what, rows, cols, part.tensor,
-                     shape_text(d.shape));
+  const ir::WeightDecl* d = declaration(mir, part.tensor);
   const TensorView w = mir.weight(part.tensor);
+  const Shape& shape = d ? d->shape : w.shape;  // of int4, w's is that of the bytes
+  const int64_t k = shape.empty() ? 1 : shape.back(), count = shape_count(shape).value_or(0);
+  const int64_t per_expert = part.expert < 0 ? count / k : count / shape[0] / k;
+  const int64_t first = std::max<int64_t>(part.expert, 0) * per_expert + part.first_row;
+  if (cols != k || part.first_row + rows > per_expert || (part.expert >= 0 && part.expert >= shape[0]))
+    return bad_input("{} has {} rows of {}, but {} of the MIR has shape {}", what, rows, cols, part.tensor,
+                     shape_text(shape));
   std::vector<float> out(size_t(rows * cols));
-  if (!ir::is_quantized(d)) {
+  if (!d || !ir::is_quantized(*d)) {
     convert_to_f32(w.data + size_t(first * cols) * dtype_bytes(w.dtype), w.dtype, out.data(), out.size());
     return out;
   }
   const std::vector<float> scale = to_f32_vector(mir.weight(part.tensor + "_scale"));
-  const bool int4 = d.format == ir::WeightFormat::kW4A8;
-  const int64_t row_bytes = int4 ? int4_row_bytes(k) : k, groups = int4 ? int4_groups(k, d.group) : 1;
+  const bool int4 = d->format == ir::WeightFormat::kW4A8;
+  const int64_t row_bytes = int4 ? int4_row_bytes(k) : k, groups = int4 ? int4_groups(k, d->group) : 1;
   for (int64_t r = 0; r < rows; ++r) {
     const std::byte* row = w.data + (first + r) * row_bytes;
     for (int64_t c = 0; c < cols; ++c) {
       const int8_t q = int4 ? int4_at(reinterpret_cast<const uint8_t*>(row), c) : int8_t(row[c]);
-      out[size_t(r * cols + c)] = float(q) * scale[size_t((first + r) * groups + (int4 ? c / d.group : 0))];
+      out[size_t(r * cols + c)] = float(q) * scale[size_t((first + r) * groups + (int4 ? c / d->group : 0))];
     }
   }
   return out;
@@ -101,7 +103,7 @@ Result<VerifyReport> verify_mir(const Session& s, const Path& mir, VerifyLimits 
   request.length = std::min<int64_t>({256, s.max_seq_len, s.engine->options().max_tokens_per_step});
   request.vocab = m.vocab;
   MI_TRY(const quant::CalibrationSet set, quant::load_calibration(request, s.text.tokenizer.get(), nullptr));
-  Judge judge(m.precision == "w8a8" || m.precision == "w4a8", limits);
+  Judge judge(m.precision, limits);
   for (size_t i = 0; i < std::min<size_t>(set.sequences.size(), 4); ++i) {
     const Trace want = trace(*plain, set.sequences[i]), found = trace(*s.engine, set.sequences[i]);
     const std::string name = fmt::format("text {}", i);
@@ -120,7 +122,7 @@ Result<VerifyReport> verify_mir(const Session& s, const Path& mir, VerifyLimits 
 Result<VerifyReport> verify_tensors(const Path& mir_dir, const Path& reference, SessionOptions so,
                                     VerifyLimits limits) {
   MI_TRY(const Safetensors f, Safetensors::open(reference));
-  Judge judge(false, limits);
+  Judge judge("fp32", limits);
   {
     MI_TRY(const ir::MirDir mir, ir::MirDir::open(mir_dir));
     MI_TRY(const model::Origins origins, model::read_origins(mir.provenance, (mir_dir / "provenance.json").string()));

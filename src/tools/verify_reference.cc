@@ -170,7 +170,7 @@ Result<VerifyReport> verify_reference(const Session& s, const Path& reference, V
     return bad_input("{}: holds neither seq0.input_ids nor input_ids.0, so there is nothing to run",
                      reference.string());
   const artifact::ModelFacts& m = s.engine->manifest().model;
-  Judge judge(m.precision == "w8a8" || m.precision == "w4a8", limits);
+  Judge judge(m.precision, limits);
   for (const Sequence& seq : sequences) {
     MI_TRY(const std::vector<int32_t> ids, ids_of(f, seq.ids));
     if (ids.empty() || int64_t(ids.size()) > s.max_seq_len)

@@ -104,7 +104,18 @@ def mini_int8(mini_w8a8, work):
     return build(mini_w8a8, work / "mini-int8")
 
 
-RECIPE_INT4 = "quant: {weight_bits: 4, group_size: %d, smooth_quant: {enable: %s, alpha: %s}}\n"
+RECIPE_INT4 = "quant: {weight_bits: 4, group_size: %d, smooth_quant: {enable: %s, alpha: 0.3}}\n"
+
+
+@pytest.fixture(scope="session")
+def mini_w4a8(mini_mir, work):
+    quantize(mini_mir, work / "mini-w4a8", RECIPE_INT4 % (128, "true"), "--calib", EVAL / "calib.jsonl", "--no-compare")
+    return work / "mini-w4a8"
+
+
+@pytest.fixture(scope="session")
+def mini_int4(mini_w4a8, work):
+    return build(mini_w4a8, work / "mini-int4")
 
 
 @pytest.fixture(scope="session")

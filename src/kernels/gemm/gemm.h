@@ -35,8 +35,8 @@ constexpr int64_t gemm_tile_bytes(GemmFormat f, int64_t k) {
 }
 constexpr bool gemm_takes_q8(GemmFormat f) { return f == GemmFormat::kI8 || f == GemmFormat::kI4; }  // else float rows
 const char* gemm_format_name(GemmFormat f);  // "int8", "bf16", "f32", "int4"
-// int8: the rows, shifted. int4: sums of the rows' groups, one group of a few unpacked tiles, and floats of as many columns.
-constexpr int64_t gemm_scratch_bytes(int64_t k) { return kMaxRangeRows * pad_k(k) + (48 << 10); }
+// int8: the rows, shifted. int4: the sums of the rows' groups.
+constexpr int64_t gemm_scratch_bytes(int64_t k) { return kMaxRangeRows * pad_k(k) + 4096; }
 // The calling thread's scratch of at least `bytes`; kept and only ever grown, so steady work allocates nothing.
 void* thread_scratch(int64_t bytes);
 

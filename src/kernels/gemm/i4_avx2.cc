@@ -6,10 +6,9 @@ namespace {
 // Two products of vpmaddubsw are at most 2 * 15 * 128 = 3840, so eight of them stay in int16 (30720) before they widen.
 struct Avx2 {
   using Reg = __m256i;
-  static constexpr int kRegs = 2, kBlockRows = 4, kBlockTiles = 1;  // 8 sums, 2 weights, activation, 1 to work with
+  static constexpr int kRegs = 2, kBlockRows = 4;
   static constexpr bool kFolds = true;
   static Reg load(const uint8_t* p) { return _mm256_loadu_si256((const __m256i*)p); }
-  static void store(uint8_t* p, Reg v) { _mm256_storeu_si256((__m256i*)p, v); }
   static Reg broadcast(int32_t v) { return _mm256_set1_epi32(v); }
   static Reg zero() { return _mm256_setzero_si256(); }
   static Reg dot(Reg sum, Reg w, Reg x) { return _mm256_add_epi16(sum, _mm256_maddubs_epi16(w, x)); }

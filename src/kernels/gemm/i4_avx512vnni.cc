@@ -5,10 +5,9 @@ namespace {
 
 struct Vnni512 {
   using Reg = __m512i;
-  static constexpr int kRegs = 1, kBlockRows = 6, kBlockTiles = 4;  // 24 sums + 4 weights + 1 activation
+  static constexpr int kRegs = 1, kBlockRows = 12;  // 12 sums, 12 floats, 2 halves, mask, activations
   static constexpr bool kFolds = false;
   static Reg load(const uint8_t* p) { return _mm512_loadu_si512(p); }
-  static void store(uint8_t* p, Reg v) { _mm512_storeu_si512(p, v); }
   static Reg broadcast(int32_t v) { return _mm512_set1_epi32(v); }
   static Reg zero() { return _mm512_setzero_si512(); }
   static Reg dot(Reg sum, Reg w, Reg x) { return _mm512_dpbusd_epi32(sum, w, x); }

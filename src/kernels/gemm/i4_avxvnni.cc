@@ -5,10 +5,9 @@ namespace {
 
 struct Vnni256 {
   using Reg = __m256i;
-  static constexpr int kRegs = 2, kBlockRows = 6, kBlockTiles = 1;  // 12 sums + 2 weights + 1 activation
+  static constexpr int kRegs = 2, kBlockRows = 4;
   static constexpr bool kFolds = false;
   static Reg load(const uint8_t* p) { return _mm256_loadu_si256((const __m256i*)p); }
-  static void store(uint8_t* p, Reg v) { _mm256_storeu_si256((__m256i*)p, v); }
   static Reg broadcast(int32_t v) { return _mm256_set1_epi32(v); }
   static Reg zero() { return _mm256_setzero_si256(); }
   static Reg dot(Reg sum, Reg w, Reg x) { return _mm256_dpbusd_avx_epi32(sum, w, x); }
