@@ -1,6 +1,6 @@
 # What keeps builds short.
 
-# MI_PCH: the headers that nearly every file includes are read once, for the rooms by mi_base and for the tests by
+# MI_PCH: the headers that nearly every file includes are read once, for the rooms by one of them and for the tests by
 # mi_base_test; the others reuse it. Files with an ISA suffix have flags of their own and stay without. A file still
 # includes what it uses: the presets without MI_PCH would not compile otherwise.
 set(MI_PCH_HEADERS <algorithm> <array> <chrono> <filesystem> <fstream> <functional> <map> <memory> <optional> <set> <span>
@@ -22,11 +22,27 @@ function(mi_precompile target owner headers)
   endif()
 endfunction()
 
-# mi_test_options(TARGET): under a sanitizer the tests' own files are not optimised, only the rooms that they test: half
-# of such a build would go into inlining GoogleTest.
-function(mi_test_options target)
-  mi_precompile(${target} mi_base_test "${MI_PCH_TEST_HEADERS}")
-  if(MI_SANITIZE)
-    target_compile_options(${target} PRIVATE -O0)
+# The rooms whose loops the tests wait for. Under a sanitizer only they are optimised: instrumented code takes GCC three
+# times as long to optimise as plain code, and what is not optimised away is checked.
+set(MI_HOT_ROOMS base hw tensor text kernels exec quant runtime)
+set(MI_NOT_OPTIMISED -O0 -Wno-return-type)   # only optimising shows GCC that MI_CHECK(false, ...) does not return
+
+# mi_room_options(TARGET ROOM)
+function(mi_room_options target room)
+  set(owner mi_base)
+  if(MI_SANITIZE AND NOT MI_FUZZ)
+    if(NOT room IN_LIST MI_HOT_ROOMS)
+      set(owner mi_ir)      # a precompiled header is good for one level of optimisation
+      target_compile_options(${target} PRIVATE ${MI_NOT_OPTIMISED})
+    endif()
   endif()
+  mi_precompile(${target} ${owner} "${MI_PCH_HEADERS}")
+endfunction()
+
+# mi_test_options(TARGET)
+function(mi_test_options target)
+  if(MI_SANITIZE)
+    target_compile_options(${target} PRIVATE ${MI_NOT_OPTIMISED})
+  endif()
+  mi_precompile(${target} mi_base_test "${MI_PCH_TEST_HEADERS}")
 endfunction()

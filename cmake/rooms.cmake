@@ -34,7 +34,7 @@ function(mi_room name)
   endforeach()
   target_link_libraries(mi_${name} ${scope} ${ARG_LIBS} Threads::Threads)
   if(sources)
-    mi_precompile(mi_${name} mi_base "${MI_PCH_HEADERS}")
+    mi_room_options(mi_${name} ${name})
   endif()
 
   if(MI_TESTS AND tests)

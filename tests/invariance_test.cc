@@ -5,6 +5,7 @@
 
 #include <fstream>
 
+#include "base/sanitized.h"
 #include "base/util.h"
 #include "compiler/build.h"
 #include "model/export.h"
@@ -18,14 +19,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// A sanitized build is some twenty times slower: it runs a part, for what the sanitizers see.
-#ifdef MI_SANITIZED
-constexpr int kRequests = 6;
-constexpr bool kSanitized = true;
-#else
-constexpr int kRequests = 32;
-constexpr bool kSanitized = false;
-#endif
+constexpr int kRequests = kSanitized ? 6 : 32;
 constexpr int64_t kAnswer = 24;
 
 // Exports, quantizes and builds the bundled model once for all tests of this process.

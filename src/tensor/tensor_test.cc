@@ -167,12 +167,12 @@ TEST(SafetensorsBroken, EveryFixtureIsRefusedWithItsWords) {
 // A header of many tensors takes time in proportion; with a search per name this would not end.
 TEST(SafetensorsHeader, ManyTensors) {
   std::string header = "{";
-  const int n = 200000;
+  const int n = kSanitized ? 20000 : 200000;
   for (int i = 0; i < n; ++i) header += fmt::format(R"({}"layers.{}.w":{{"dtype":"U8","shape":[1],"data_offsets":[{},{}]}})", i ? "," : "", i, i, i + 1);
   const auto entries = Safetensors::parse_header(header + "}", n, "m", nullptr);
   ASSERT_TRUE(entries.ok()) << entries.error().message();
   EXPECT_EQ(entries->size(), size_t(n));
-  EXPECT_EQ(entries->back().name, "layers.199999.w");
+  EXPECT_EQ(entries->back().name, fmt::format("layers.{}.w", n - 1));
 }
 
 class SafetensorsFile : public testing::Test {

@@ -30,7 +30,9 @@ TEST(BenchTest, RowsAndRounds) {
       EXPECT_GT(r.tok_s, 0);
       EXPECT_GT(r.ttft_s, 0);
       EXPECT_EQ(r.total_tok_s > 0, i > 0);
-      if (i == 0) EXPECT_DOUBLE_EQ(r.tok_s * r.ttft_s, 5);
+      if (i == 0) {
+        EXPECT_DOUBLE_EQ(r.tok_s * r.ttft_s, 5);
+      }
     }
   }
 }
