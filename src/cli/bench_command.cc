@@ -89,6 +89,9 @@ Result<int> run(const Flags& f) {
   const bool gate = !f.save.empty() || !f.baseline.empty() || !f.against.empty();
   o.rounds = f.rounds > 0 ? f.rounds : gate ? kGateRounds : kRounds;
   if (f.sweep) return sweep(f, o);
+  if (gate && o.rounds < tools::kFewestRounds)
+    return fail(ErrorCode::kUsage, "--rounds {}: figures that are to be compared need at least {}", o.rounds,
+                tools::kFewestRounds);
   if (!f.against_engine.empty() && f.against.empty())
     return fail(ErrorCode::kUsage, "--against-engine is the engine of the program that --against names");
 

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstring>
 
+#include "base/sanitized.h"
 #include "tensor/dtype.h"
 #include "tensor/op_fields.h"
 #include "tensor/safetensors.h"

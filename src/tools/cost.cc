@@ -91,13 +91,16 @@ Cost attention_cost(const Manifest& m, const Instr& i, const StepShape& s, kerne
   return c;
 }
 
+// A row whose blocks are all selected needs no scores.
 Cost index_select_cost(const Manifest& m, const Instr& i, const StepShape& s, kernels::KvKind kv) {
   const IndexSelectParams& p = std::get<IndexSelectParams>(i.params);
   Cost c;
   for (const StepShape::Part& part : s.parts) {
-    c.kv_bytes += double(part.start + part.tokens) * index_bytes(m.caches[size_t(i.layer)], kv);
-    for (int64_t t = part.start; t < part.start + part.tokens; ++t)
-      c.float_ops += 2.0 * double(p.heads * p.dim * (t + 1));
+    const int64_t end = part.start + part.tokens;
+    const auto scored = [&](int64_t t) { return t / p.block + 1 > p.topk; };
+    if (scored(end - 1)) c.kv_bytes += double(end) * index_bytes(m.caches[size_t(i.layer)], kv);
+    for (int64_t t = part.start; t < end; ++t)
+      if (scored(t)) c.float_ops += 2.0 * double(p.heads * p.dim * (t + 1));
   }
   return c;
 }

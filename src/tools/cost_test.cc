@@ -152,6 +152,20 @@ TEST_F(Hand, AttentionOverSelectedBlocks) {
   EXPECT_EQ(cost({{{9, 1, 1}}}).float_ops, 4 * 2 * 16 * 10) << "a short context is seen whole";
 }
 
+TEST_F(Hand, BlockScoresAreNeededOnlyWhereThereIsAChoice) {
+  m.caches[0].index_dim = 8;
+  IndexSelectParams p;
+  p.heads = 2;
+  p.dim = 8;
+  p.block = 16;
+  p.topk = 3;
+  add(Op::kIndexSelect, {rows(16), state}, {2, 0, {Rows::kToken, 2 * 3, Elem::kI32}}, {}, p);
+  EXPECT_EQ(cost({{{47, 1, 1}}}).ops(), 0) << "three blocks, all selected";
+  EXPECT_EQ(cost({{{47, 1, 1}}}).bytes(), 0);
+  EXPECT_EQ(cost({{{47, 2, 1}}}).float_ops, 2 * 2 * 8 * 49) << "the second row has a fourth block";
+  EXPECT_EQ(cost({{{47, 2, 1}}}).kv_bytes, 49 * 8 * 2);
+}
+
 TEST_F(Hand, BoundsOfAToken) {
   add(Op::kLinear, {rows(20)}, rows(10), {{Role::kWeight, matrix(DType::kI8, 1, 10, 20)}}, LinearParams{});
   const int32_t gate = matrix(DType::kI8, 4, 6, 10), up = matrix(DType::kI8, 4, 6, 10),

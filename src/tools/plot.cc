@@ -41,7 +41,10 @@ double round_up(double v) {
 
 }  // namespace
 
-std::string plot_color(const std::string& name) { return fmt::format("hsl({},55%,55%)", seed_of(5, name) % 360); }
+std::string plot_color(const std::string& name) {
+  const uint64_t h = seed_of(5, name);
+  return fmt::format("hsl({},{}%,{}%)", h % 360, 45 + h / 360 % 3 * 15, 40 + h / 1080 % 3 * 12);
+}
 
 std::string line_plot(const std::vector<PlotLine>& lines, double x_max, const std::string& label) {
   constexpr double kHeight = 260, kLeft = 70, kTop = 12, kBottom = 20;
@@ -129,12 +132,13 @@ std::string roofline_plot(const std::vector<RooflinePoint>& points, double peak_
   // From a hundredth of the ridge to a hundred times beyond it, and as far as the points go.
   const double ridge = peak_gops / gbs;
   double x_low = ridge / 100, x_high = ridge * 100, y_low = peak_gops / 1e4;
-  const double y_high = peak_gops * 2;
+  double y_high = peak_gops * 2;
   for (const RooflinePoint& p : points) {
     if (!(p.ops_per_byte > 0) || !(p.gops > 0)) continue;
     x_low = std::min(x_low, p.ops_per_byte / 2);
     x_high = std::max(x_high, p.ops_per_byte * 2);
     y_low = std::min(y_low, p.gops / 2);
+    y_high = std::max(y_high, p.gops * 2);
   }
   const auto x = [&](double v) {
     return kLeft + (kWidth - kLeft - 10) * std::log(v / x_low) / std::log(x_high / x_low);

@@ -8,6 +8,7 @@ import pytest
 from conftest import BINARY, run
 
 QUICK = ["--prefill", "16", "--decode", "4", "--batch", "2", "--rounds", "2", "--quiet", "--no-checksums"]
+GATE = [*QUICK[:6], "--rounds", "5", "--quiet", "--no-checksums", "--no-probe"]
 
 
 def lines(done):
@@ -79,14 +80,14 @@ def shifted(record, path, factor, **changes):
 @pytest.fixture(scope="module")
 def saved(mini_int8, tmp_path_factory):
     path = tmp_path_factory.mktemp("bench") / "base.json"
-    run("bench", "--engine", mini_int8, *QUICK, "--no-probe", "--save", path)
+    run("bench", "--engine", mini_int8, *GATE, "--save", path)
     return path
 
 
 def test_gate(mini_int8, saved, tmp_path):
     """A baseline a hundred times slower passes and one a hundred times faster fails, whatever this machine is doing now."""
     record = json.loads(saved.read_text())
-    again = ["bench", "--engine", mini_int8, *QUICK, "--no-probe"]
+    again = ["bench", "--engine", mini_int8, *GATE]
     slow = run(*again, "--baseline", shifted(record, tmp_path / "slow.json", 0.01))
     assert "no regression" in slow.stdout
     fast = run(*again, "--baseline", shifted(record, tmp_path / "fast.json", 100), ok=1)
@@ -97,11 +98,11 @@ def test_gate(mini_int8, saved, tmp_path):
 
 def test_gate_refuses_what_cannot_be_compared(mini_int8, mini_float, saved, tmp_path):
     record = json.loads(saved.read_text())
-    again = ["bench", "--engine", mini_int8, *QUICK, "--no-probe", "--baseline"]
+    again = ["bench", "--engine", mini_int8, *GATE, "--baseline"]
     error(run(*again, shifted(record, tmp_path / "a.json", 1, machine__cpu="Other CPU"), ok=3), 3, "Other CPU", "--against")
     error(run(*again, shifted(record, tmp_path / "b.json", 1, machine__threads=99), ok=3), 3, "--threads 99")
     error(run(*again, shifted(record, tmp_path / "c.json", 1, settings__prefill=[99]), ok=2), 2, "--prefill 99")
-    error(run("bench", "--engine", mini_float, *QUICK, "--no-probe", "--baseline", saved, ok=2), 2, "another engine", "--other-engine")
+    error(run("bench", "--engine", mini_float, *GATE, "--baseline", saved, ok=2), 2, "another engine", "--other-engine")
     (tmp_path / "d.json").write_text("{}")
     error(run(*again, tmp_path / "d.json", ok=4), 4, "d.json", "--save")
     error(run(*again, tmp_path / "none.json", ok=None), 4, "none.json")
@@ -109,13 +110,14 @@ def test_gate_refuses_what_cannot_be_compared(mini_int8, mini_float, saved, tmp_
 
 def test_save_keeps_existing_files(mini_int8, saved):
     before = saved.read_text()
-    error(run("bench", "--engine", mini_int8, *QUICK, "--save", saved, ok=4), 4, "--force")
+    error(run("bench", "--engine", mini_int8, *GATE, "--save", saved, ok=4), 4, "--force")
+    error(run("bench", "--engine", mini_int8, *QUICK, "--save", saved, "--force", ok=2), 2, "--rounds 2")
     assert saved.read_text() == before
 
 
 def test_against_itself_and_against_a_liar(mini_int8, tmp_path):
     """In turns with the same program nothing is surely a hundredfold worse; with one that claims a hundredfold speed, it is."""
-    flags = ["bench", "--engine", mini_int8, *QUICK, "--no-probe"]
+    flags = ["bench", "--engine", mini_int8, *GATE]
     same = run(*flags, "--threshold", "90", "--against", BINARY)
     assert "in turns" in same.stdout and "no regression" in same.stdout
     liar = tmp_path / "liar"

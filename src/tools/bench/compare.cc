@@ -73,6 +73,11 @@ Status check_comparable(const BenchRecord& now, const BenchRecord& then, const s
                 now.engine.precision, now.engine.checksum);
   if (const std::string d = settings_difference(now.settings, then.settings); !d.empty())
     return fail(ErrorCode::kUsage, "{} cannot be compared with: {}", with, d);
+  for (const BenchRow& row : then.rows)
+    if (row.rounds.size() < size_t(kFewestRounds))
+      return fail(ErrorCode::kUsage,
+                  "{} cannot be compared with: {} {} was measured in {} rounds, at least {} are needed", with,
+                  row.metric, row.n, row.rounds.size(), kFewestRounds);
   return {};
 }
 

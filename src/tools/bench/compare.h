@@ -11,6 +11,9 @@
 
 namespace mi::tools {
 
+// Fewer rounds give no interval to speak of: the range of 5 covers the true median in 94 of 100 cases, that of 3 in 75.
+inline constexpr int kFewestRounds = 5;
+
 struct CompareOptions {
   double threshold = 0.05;
   double confidence = 0.95;
@@ -32,7 +35,7 @@ struct Comparison {
 };
 
 // Whether figures measured as `now` says may be compared with `then`; rows are not looked at. `with` names `then`.
-// Errors: kEnvironment for another machine, kUsage for another engine or other settings.
+// Errors: kEnvironment for another machine, kUsage for another engine, other settings or too few rounds there.
 Status check_comparable(const BenchRecord& now, const BenchRecord& then, const std::string& with,
                         const CompareOptions& o);
 

@@ -120,6 +120,7 @@ TEST(CompareTest, RefusesOtherMachinesEnginesAndSettings) {
   refused([](BenchRecord& r) { r.settings.cases.prefill = {128, 512}; }, ErrorCode::kUsage, "--prefill 128,512");
   refused([](BenchRecord& r) { r.settings.kv_type = "int8"; }, ErrorCode::kUsage, "--kv-type int8");
   refused([](BenchRecord& r) { r.settings.max_tokens_per_step = 1024; }, ErrorCode::kUsage, "1024");
+  refused([](BenchRecord& r) { r.rows[0].rounds.resize(3); }, ErrorCode::kUsage, "3 rounds");
   BenchRecord other = record();
   other.engine.checksum = "ffff";
   CompareOptions o;

@@ -23,7 +23,7 @@ std::string group_table(const char* first, const std::vector<Group>& groups, con
   for (const Group& g : groups) {
     const InstrStat& x = g.sum;
     rows.push_back(
-        {g.name, human_seconds(x.seconds / steps), percent(g.share), fmt::format("{:.4g}", double(x.calls) / steps),
+        {g.name, step_time(x.seconds / steps), percent(g.share), fmt::format("{:.4g}", double(x.calls) / steps),
          fmt::format("{:.4g}", double(x.pool_jobs) / steps), human_bytes(x.cost.weight_bytes / steps),
          human_bytes(x.cost.kv_bytes / steps), fmt::format("{:.4g}", x.cost.ops() / steps / 1e6),
          fmt::format("{:.1f}", x.seconds > 0 ? x.cost.bytes() / x.seconds / 1e9 : 0),
@@ -35,7 +35,7 @@ std::string group_table(const char* first, const std::vector<Group>& groups, con
 std::string time_bars(const std::vector<Group>& ops, const Scenario& s) {
   std::vector<PlotBar> bars;
   const auto add = [&](const std::string& name, double seconds, const std::string& more) {
-    const std::string time = human_seconds(seconds / double(s.steps));
+    const std::string time = step_time(seconds / double(s.steps));
     bars.push_back({name, fmt::format("{}, {}", time, percent(s.seconds > 0 ? seconds / s.seconds : 0)),
                     fmt::format("{}: {} per step{}", name, time, more), seconds});
   };
@@ -70,11 +70,11 @@ std::string step_picture(const Profile& p, const Scenario& s) {
     const InstrInfo& i = p.program[t.instr];
     spans.push_back({i.op,
                      fmt::format("{} {}{}: {}", i.op, i.name, i.layer < 0 ? "" : fmt::format(", layer {}", i.layer),
-                                 human_seconds(t.seconds)),
+                                 step_time(t.seconds)),
                      t.begin, t.begin + t.seconds});
   }
   return span_plot(spans, s.trace.seconds,
-                   fmt::format("{}: step {}, {}", s.name, s.trace.number + 1, human_seconds(s.trace.seconds)));
+                   fmt::format("{}: step {}, {}", s.name, s.trace.number + 1, step_time(s.trace.seconds)));
 }
 
 std::string expert_part(const Scenario& s) {
@@ -95,7 +95,7 @@ std::string scenario_part(const Profile& p, const Scenario& s) {
   const double all = s.seconds + s.between_seconds;
   std::string out =
       fmt::format("<h2>{}</h2>\n<p>{} steps of {}, {:.1f} tok/s. The fastest of {} rounds.</p>\n", escape(s.name),
-                  s.steps, human_seconds(all / double(s.steps)), double(s.tokens) / all, s.round_seconds.size());
+                  s.steps, step_time(all / double(s.steps)), double(s.tokens) / all, s.round_seconds.size());
   out += "<h3>Time by operation</h3>\n" + time_bars(ops, s) + group_table("operation", ops, s);
   out += "<h3>Roofline</h3>\n" + roofline(p, ops, s);
   out += fmt::format("<h3>Step {}</h3>\n<p>Left to right; colours as above.</p>\n", s.trace.number + 1) +
@@ -111,6 +111,7 @@ std::string scenario_part(const Profile& p, const Scenario& s) {
 std::string profile_html(const Profile& p) {
   std::string body = fmt::format("<p>{} ({}), KV {}; {}</p>\n<pre>{}</pre>\n", escape(p.engine), escape(p.precision),
                                  escape(p.kv_type), escape(p.version), escape(machine_text(p.machine)));
+  for (const std::string& n : p.notes) body += "<p>" + escape(n) + "</p>\n";
   for (const Scenario& s : p.scenarios) body += scenario_part(p, s);
   std::vector<std::vector<std::string>> kernels{{"kernel", "operations", "why"}};
   for (const KernelUse& k : kernels_used(p)) kernels.push_back({k.kernel, k.ops, k.why});

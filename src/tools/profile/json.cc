@@ -90,6 +90,7 @@ Json profile_json(const Profile& p) {
     j["kernels"].push_back({{"kernel", k.kernel}, {"ops", k.ops}, {"why", k.why}});
   j["scenarios"] = Json::array();
   for (const Scenario& s : p.scenarios) j["scenarios"].push_back(scenario_json(p, s));
+  j["notes"] = p.notes;
   if (p.memory) j["memory"] = memory_json(*p.memory);
   return j;
 }

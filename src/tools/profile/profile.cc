@@ -4,6 +4,7 @@
 #include <chrono>
 #include <functional>
 
+#include "base/util.h"
 #include "base/version.h"
 #include "tools/driver.h"
 
@@ -136,6 +137,23 @@ void add_name(std::string* list, const std::string& name) {
   if (("; " + *list + "; ").find("; " + name + "; ") == std::string::npos) *list += (list->empty() ? "" : "; ") + name;
 }
 
+// Shares above 1 are told, with what explains them.
+void note_shares(const artifact::Manifest& m, Profile* p) {
+  const auto above = [&](const Scenario& s) {
+    const std::vector<Group> ops = group(*p, s, GroupBy::kOp);
+    return std::any_of(ops.begin(), ops.end(), [](const Group& g) { return g.limit.share > 1; });
+  };
+  if (!p->machine.limits || std::none_of(p->scenarios.begin(), p->scenarios.end(), above)) return;
+  const int64_t weights = m.memory.weight_bytes, caches = p->machine.limits->cache_bytes;
+  p->notes.push_back(
+      caches > weights
+          ? fmt::format("shares above 100 %: all weights ({}) fit the caches ({}), whose bandwidth is not the memory's",
+                        human_bytes(double(weights)), human_bytes(double(caches)))
+          : std::string(
+                "shares above 100 %: the machine was slower while its limits were measured, or what a step reads "
+                "was still in the caches"));
+}
+
 }  // namespace
 
 double Scenario::outside_seconds() const {
@@ -175,6 +193,7 @@ Result<Profile> run_profile(exec::Engine& engine, const Machine& machine, const 
         {std::string(op_name(m.program[n].op)), m.program[n].name, k.kernel, k.why, m.program[n].layer});
   }
   for (const Plan& p : plans(o)) profile.scenarios.push_back(Runner(engine, p).run(o.rounds));
+  note_shares(m, &profile);
   return profile;
 }
 

@@ -67,6 +67,7 @@ struct Profile {
   std::vector<InstrInfo> program;
   std::vector<Scenario> scenarios;
   std::optional<MemoryReport> memory;
+  std::vector<std::string> notes;  // what a reader of the shares has to know, in sentences
 };
 
 int64_t profile_kv_tokens(const ProfileOptions& o);

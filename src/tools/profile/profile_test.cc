@@ -194,6 +194,18 @@ TEST_F(ProfileTest, TextAndPage) {
   EXPECT_TRUE(profile_json(p)["scenarios"][0]["ops"][0]["bound"].is_null());
 }
 
+TEST_F(ProfileTest, SharesAboveTheLimitAreExplained) {
+  Machine slow = testing::machine();
+  slow.limits->read_gbs.all = slow.limits->int8_gops.all = slow.limits->f32_gflops.all = 1e-9;
+  const auto p = run_profile(*engine_, slow, options_);
+  ASSERT_TRUE(p.ok());
+  ASSERT_EQ(p->notes.size(), 1u);
+  EXPECT_THAT(profile_text(*p, 3), HasSubstr("shares above 100 %"));
+  EXPECT_THAT(profile_html(*p), HasSubstr("shares above 100 %"));
+  slow.limits->read_gbs.all = slow.limits->int8_gops.all = slow.limits->f32_gflops.all = 1e12;
+  EXPECT_TRUE(run_profile(*engine_, slow, options_)->notes.empty());
+}
+
 TEST_F(ProfileTest, RefusesWhatDoesNotFit) {
   options_.prefill = {5000};
   EXPECT_THAT(run_profile(*engine_, testing::machine(), options_).error().message(), HasSubstr("4096 positions"));
@@ -214,6 +226,12 @@ TEST_F(ProfileTest, MemoryOfTheEngineIsAccountedFor) {
   }
   EXPECT_GE(*r.peak, *r.lines[5].resident / 2);
   EXPECT_THAT(memory_text(r), HasSubstr("KV cache"));
+}
+
+TEST(StepTime, UnitsThatFit) {
+  EXPECT_EQ(step_time(1.234), "1.23 s");
+  EXPECT_EQ(step_time(0.0351), "35.10 ms");
+  EXPECT_EQ(step_time(8.02e-7), "0.8 us");
 }
 
 TEST(Sparkline, HeightsOfParts) {

@@ -17,7 +17,8 @@ std::string profile_html(const Profile& p);
 // their layer.
 Json profile_trace(const Profile& p);
 
-// "0 to 63 tokens" as a row of eight heights, one for each expert or for equal parts of many.
-std::string sparkline(const std::vector<int64_t>& values, size_t width);
+// Pieces of the above.
+std::string sparkline(const std::vector<int64_t>& values, size_t width);  // one height per value, or per equal part
+std::string step_time(double seconds);                                    // "1.2 s", "35.1 ms", "12.3 us"
 
 }  // namespace mi::tools

@@ -22,14 +22,14 @@ std::string line(const Group& g, const Scenario& s) {
                                 ? "-"
                                 : fmt::format("{:.0f} % of {}", 100 * g.limit.share, bound_name(g.limit.bound));
   return fmt::format("  {:<34} {:>10} {:>6.1f}% {:>7.4g} {:>7.4g} {:>10} {:>10} {:>10.4g} {:>7} {:>8}  {}\n", g.name,
-                     human_seconds(g.sum.seconds / steps), 100 * g.share, double(g.sum.calls) / steps,
+                     step_time(g.sum.seconds / steps), 100 * g.share, double(g.sum.calls) / steps,
                      double(g.sum.pool_jobs) / steps, bytes(g.sum.cost.weight_bytes), bytes(g.sum.cost.kv_bytes),
                      g.sum.cost.ops() / steps / 1e6, rate(g.sum.cost.bytes(), g.sum.seconds),
                      rate(g.sum.cost.ops(), g.sum.seconds), limit);
 }
 
 std::string time_line(const char* name, double seconds, const Scenario& s) {
-  return fmt::format("  {:<34} {:>10} {:>6.1f}%\n", name, human_seconds(seconds / double(s.steps)),
+  return fmt::format("  {:<34} {:>10} {:>6.1f}%\n", name, step_time(seconds / double(s.steps)),
                      s.seconds > 0 ? 100 * seconds / s.seconds : 0);
 }
 
@@ -44,9 +44,9 @@ std::string scenario_text(const Profile& p, const Scenario& s, size_t top) {
   std::string out = fmt::format(
       "\n{}: {} step{} of {}, {:.1f} tok/s; {:.4g} kernel calls and {:.4g} pool jobs per step; the fastest of {} "
       "rounds ({} - {})\n",
-      s.name, s.steps, s.steps == 1 ? "" : "s", human_seconds(all / double(s.steps)), double(s.tokens) / all,
-      double(calls) / double(s.steps), double(jobs) / double(s.steps), s.round_seconds.size(), human_seconds(*low),
-      human_seconds(*high));
+      s.name, s.steps, s.steps == 1 ? "" : "s", step_time(all / double(s.steps)), double(s.tokens) / all,
+      double(calls) / double(s.steps), double(jobs) / double(s.steps), s.round_seconds.size(), step_time(*low),
+      step_time(*high));
   out += header("by operation");
   for (const Group& g : group(p, s, GroupBy::kOp)) out += line(g, s);
   out += time_line("outside instructions", s.outside_seconds(), s);
@@ -84,10 +84,16 @@ std::string sparkline(const std::vector<int64_t>& values, size_t width) {
   return s;
 }
 
+std::string step_time(double seconds) {
+  if (seconds >= 1) return fmt::format("{:.2f} s", seconds);
+  return seconds >= 1e-3 ? fmt::format("{:.2f} ms", seconds * 1e3) : fmt::format("{:.1f} us", seconds * 1e6);
+}
+
 std::string profile_text(const Profile& p, size_t top) {
   std::string out =
       fmt::format("engine   {} ({}), KV {}\n{}", p.engine, p.precision, p.kv_type, machine_text(p.machine));
   for (const Scenario& s : p.scenarios) out += scenario_text(p, s, top);
+  for (const std::string& n : p.notes) out += "\n" + n + "\n";
   out += "\nkernels\n";
   for (const KernelUse& k : kernels_used(p)) out += fmt::format("  {}: {}\n    why: {}\n", k.kernel, k.ops, k.why);
   if (p.memory) out += memory_text(*p.memory);
