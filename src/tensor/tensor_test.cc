@@ -225,7 +225,7 @@ TEST_F(SafetensorsFile, AnyHeaderSizeReads) {
       ASSERT_TRUE(s.ok()) << n << s.error().message();
       EXPECT_EQ(int(s->tensor("a")->data[0]), 7);
     }
-  const size_t large = 101 << 20;
+  const size_t large = (kSanitized ? 11 : 101) << 20;
   put(large, body + std::string(large - body.size(), ' ') + "\x07");
   EXPECT_TRUE(Safetensors::open(path_).ok());
 }
