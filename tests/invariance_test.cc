@@ -5,6 +5,7 @@
 
 #include <fstream>
 
+#include "base/sanitized.h"
 #include "base/util.h"
 #include "compiler/build.h"
 #include "model/export.h"
@@ -18,17 +19,10 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// A sanitized build is some twenty times slower: it runs a part, for what the sanitizers see.
-#ifdef MI_SANITIZED
-constexpr int kRequests = 6;
-constexpr bool kSanitized = true;
-#else
-constexpr int kRequests = 32;
-constexpr bool kSanitized = false;
-#endif
+constexpr int kRequests = kSanitized ? 6 : 32;
 constexpr int64_t kAnswer = 24;
 
-// Exports, quantizes and builds the bundled model once for all tests of this process.
+// The bundled model, exported once for all tests of this process; need() quantizes and builds it.
 class Invariance : public testing::Test {
  protected:
   static void SetUpTestSuite() {
@@ -40,33 +34,37 @@ class Invariance : public testing::Test {
     e.model_dir = fs::path(MI_SOURCE_DIR) / "models/mini-m3";
     e.output = dir_ / "mir";
     ASSERT_TRUE(model::export_model(e).ok());
-    hw::ThreadPool pool(2);
-    for (const int64_t bits : {8, 4}) {
-      quant::QuantizeOptions q;
-      q.model = dir_ / "mir";
-      q.output = dir_ / fmt::format("w{}a8", bits);
-      q.calibration = fs::path(MI_SOURCE_DIR) / "models/mini-m3-eval/calib.jsonl";
-      q.config.calibration_samples = 32;
-      q.config.weight_bits = bits;
-      if (bits == 4) q.config.weights = quant::WeightScheme::kPerGroup, q.config.group_size = 64;
-      q.compare = false;
-      const auto quantized = quant::quantize(q, pool);
-      ASSERT_TRUE(quantized.ok()) << quantized.error().message();
-    }
-    build("w8a8", "int8", "");
-    build("w4a8", "int4", "");
-    build("mir", "float", "fp32");
     read_prompts();
   }
   static void TearDownTestSuite() { fs::remove_all(dir_); }
 
-  static void build(const char* mir, const char* engine, const char* precision) {
+  // Makes the engine "int8", "int4" or "float" where no earlier test did.
+  static void need(const std::string& engine) {
+    if (fs::exists(dir_ / engine)) return;
     compiler::BuildOptions b;
-    b.model = dir_ / mir;
     b.output = dir_ / engine;
-    b.precision = precision;
+    if (engine == "float") {
+      b.model = dir_ / "mir";
+      b.precision = "fp32";
+    } else {
+      b.model = dir_ / (engine + "-mir");
+      quantize(engine == "int4" ? 4 : 8, b.model);
+    }
     const auto built = compiler::build_engine(b);
     ASSERT_TRUE(built.ok()) << built.error().message();
+  }
+  static void quantize(int64_t bits, const fs::path& output) {
+    quant::QuantizeOptions q;
+    q.model = dir_ / "mir";
+    q.output = output;
+    q.calibration = fs::path(MI_SOURCE_DIR) / "models/mini-m3-eval/calib.jsonl";
+    q.config.calibration_samples = kSanitized ? 4 : 32;
+    q.config.weight_bits = bits;
+    if (bits == 4) q.config.weights = quant::WeightScheme::kPerGroup, q.config.group_size = 64;
+    q.compare = false;
+    hw::ThreadPool pool(2);
+    const auto quantized = quant::quantize(q, pool);
+    ASSERT_TRUE(quantized.ok()) << quantized.error().message();
   }
 
   // Prompts of many lengths, some behind long beginnings, so that they cross KV pages and steps.
@@ -120,6 +118,7 @@ class Invariance : public testing::Test {
 
   // Every setting against each request alone, whole prompts, one thread.
   static void check(const char* engine, const std::vector<std::string>& isas) {
+    ASSERT_NO_FATAL_FAILURE(need(engine));
     const auto alone = answers({engine, 1, 512, "", false});
     ASSERT_EQ(alone.size(), size_t(kRequests));
     for (const std::string& isa : isas)
@@ -156,6 +155,7 @@ TEST_F(Invariance, FloatAnswersAreByteEqual) {
 
 TEST_F(Invariance, APoolTooSmallForAllChangesNothing) {
   // Preemption by recomputation.
+  ASSERT_NO_FATAL_FAILURE(need("int8"));
   const auto alone = answers({"int8", 2, 64, "", false});
   hw::ThreadPool pool(2);
   exec::LoadOptions l;

@@ -357,7 +357,9 @@ TEST(Engine, SaysWhichKernelRunsAnInstructionAndWhy) {
     EXPECT_EQ(k.kernel, "int8 gemm_i8_scalar");
     EXPECT_NE(k.why.find("every CPU runs"), std::string::npos) << k.why;
     for (const kernels::GemmKernel& other : kernels::gemm_kernels()) {
-      if (other.format == kernels::GemmFormat::kI8 && *other.needs) EXPECT_NE(k.why.find(other.name), std::string::npos) << "why not " << other.name;
+      if (other.format == kernels::GemmFormat::kI8 && *other.needs) {
+        EXPECT_NE(k.why.find(other.name), std::string::npos) << "why not " << other.name;
+      }
     }
   }
   EXPECT_GT(matrices, 2);

@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "base/check.h"
+#include "base/sanitized.h"
 #include "kernels/gemm/amx_emulation.h"
 #include "kernels/gemm/gemm_case.h"
 #include "kernels/gemm/i8_amx_tile.h"
@@ -258,17 +259,20 @@ INSTANTIATE_TEST_SUITE_P(Forms, Int8AmxTest,
 TEST_P(Int8AmxTest, EveryNumberOfRows) {
   const int64_t widths[] = {1, 16, 17, 40, 64, 75, 100}, depths[] = {1, 63, 64, 65, 200, 1024, 1025, 2100};
   const int64_t products = TileMachine::of_this_thread().products();
+  int64_t cases = 0;
   for (int64_t m = 1; m <= 129; ++m) {
     if (m > 70 && m % 19 != 0 && m < 127) continue;
+    if (kSanitized && m > 18 && (m + 1) % 16 > 2) continue;  // the rows around whole tiles
     for (int64_t i = 0; i < 3; ++i) {
       const int64_t n = widths[(m + i * 3) % 7], k = depths[(m + i * 5) % 8];
       const GemmCase c(GemmFormat::kI8, m, n, k, unsigned(m));
       ASSERT_TRUE(same_bits(c.run(kernel(), i != 1), c.run(reference_gemm(GemmFormat::kI8), i != 1)))
           << "m " << m << " n " << n << " k " << k;
+      ++cases;
     }
   }
   if (GetParam().counted()) {
-    EXPECT_GT(TileMachine::of_this_thread().products(), products + 10000) << "no tile was multiplied";
+    EXPECT_GT(TileMachine::of_this_thread().products(), products + cases * 40) << "no tile was multiplied";
   }
 }
 
