@@ -39,7 +39,8 @@ Command add_quantize(CLI::App& parent) {
       "    calibration_samples: 512\n"
       "    calibration_length: 256\n"
       "    smooth_quant: {enable: true, alpha: 0.6}\n"
-      "    sensitive_layers: []                # kept in float: \"layers.3.moe.experts.down\" or \"re:.*\\\\.down\"");
+      "    sensitive_layers: []                # kept in float: \"layers.3.moe.experts.down\" or \"re:.*\\\\.down\"\n"
+      "    layers: {lm_head: int8}             # float, int8 or int4 by name or pattern: the last word");
   return {app, [f]() -> Result<int> {
             quant::QuantizeOptions o;
             MI_TRY(o.config, quant::load_quant_config(f->config));

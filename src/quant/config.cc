@@ -3,7 +3,6 @@
 #include <yaml-cpp/yaml.h>
 
 #include <algorithm>
-#include <regex>
 
 #include "base/json.h"
 #include "tensor/int4.h"
@@ -11,9 +10,18 @@
 namespace mi::quant {
 namespace {
 
-const std::vector<std::string> kKeys = {
-    "weight_bits",      "activation_bits",     "weight_scheme",      "group_size",   "activation_scheme",
-    "calibration_data", "calibration_samples", "calibration_length", "smooth_quant", "sensitive_layers"};
+const std::vector<std::string> kKeys = {"weight_bits",
+                                        "activation_bits",
+                                        "weight_scheme",
+                                        "group_size",
+                                        "activation_scheme",
+                                        "calibration_data",
+                                        "calibration_samples",
+                                        "calibration_length",
+                                        "smooth_quant",
+                                        "sensitive_layers",
+                                        "layers"};
+const std::vector<std::string> kLayerFormats = {"float", "int8", "int4"};
 
 Status refuse_unknown(const YAML::Node& map, const std::vector<std::string>& known, const std::string& what) {
   for (const auto& entry : map) {
@@ -41,6 +49,23 @@ Status require(bool ok, const std::string& what, const char* key, const std::str
   return bad_input("{}: {} must be {}", what, key, rule);
 }
 
+Result<std::vector<std::pair<std::string, LayerFormat>>> parse_layers(const YAML::Node& map, const std::string& what) {
+  std::vector<std::pair<std::string, LayerFormat>> layers;
+  if (!map || map.IsNull()) return layers;
+  if (!map.IsMap()) return bad_input("{}: layers: expected a mapping such as {{lm_head: int8}}", what);
+  for (const auto& entry : map) {
+    const std::string name = entry.first.IsScalar() ? entry.first.Scalar() : "";
+    const std::string format = entry.second.IsScalar() ? entry.second.Scalar() : "";
+    const auto known = std::find(kLayerFormats.begin(), kLayerFormats.end(), format);
+    if (name.empty() || known == kLayerFormats.end())
+      return bad_input("{}: layers: {} must be float, int8 or int4{}", what,
+                       name.empty() ? "every name or re: pattern" : "'" + name + "'",
+                       format.empty() ? "" : ", not '" + format + "'");
+    layers.emplace_back(name, LayerFormat(known - kLayerFormats.begin()));
+  }
+  return layers;
+}
+
 Result<QuantConfig> parse(const YAML::Node& root, const std::string& what) {
   if (!root.IsMap()) return bad_input("{}: expected a mapping with the key 'quant'", what);
   MI_TRY_VOID(refuse_unknown(root, {"quant"}, what));
@@ -63,7 +88,10 @@ Result<QuantConfig> parse(const YAML::Node& root, const std::string& what) {
   c.weights = int4                 ? WeightScheme::kPerGroup
               : ws == "per_tensor" ? WeightScheme::kPerTensor
                                    : WeightScheme::kPerChannel;
-  if (!int4 && q["group_size"])
+  MI_TRY(c.layers, parse_layers(q["layers"], what));
+  const bool any_int4 = int4 || std::any_of(c.layers.begin(), c.layers.end(),
+                                            [](const auto& l) { return l.second == LayerFormat::kInt4; });
+  if (!any_int4 && q["group_size"])
     return bad_input("{}: group_size goes with weight_bits 4; with 8 a scale is per_channel or per_tensor", what);
   MI_TRY(c.group_size, get<int64_t>(q, "group_size", c.group_size, what, "32, 64 or 128"));
   MI_TRY_VOID(require(int4_group_ok(c.group_size), what, "group_size", "32, 64 or 128"));
@@ -116,37 +144,6 @@ Result<QuantConfig> load_quant_config(const Path& file) {
   return c;
 }
 
-Result<Sensitive> Sensitive::compile(const std::vector<std::string>& patterns,
-                                     const std::vector<std::string>& modules) {
-  Sensitive s;
-  for (const std::string& p : patterns) {
-    int64_t n = 0;
-    std::regex rx;
-    const bool is_regex = p.rfind("re:", 0) == 0;
-    if (is_regex) {
-      try {
-        rx = std::regex(p.substr(3), std::regex::ECMAScript);
-      } catch (const std::regex_error& e) {
-        return bad_input("sensitive_layers: '{}' is not a valid pattern: {}", p, e.what());
-      }
-    }
-    for (const std::string& m : modules) {
-      const bool hit = is_regex
-                           ? std::regex_search(m, rx, std::regex_constants::match_continuous)
-                           : m == p || (m.size() > p.size() && m.compare(0, p.size(), p) == 0 && m[p.size()] == '.');
-      if (!hit) continue;
-      ++n;
-      s.matched_[m] = true;
-    }
-    if (n == 0) {
-      const std::string near = nearest_name(p, modules);
-      return bad_input("sensitive_layers: '{}' matches no module that would be quantized{}; names look like '{}'", p,
-                       near.empty() ? "" : fmt::format(" (did you mean '{}'?)", near),
-                       modules.empty() ? "layers.0.attn.q" : modules.front());
-    }
-    s.counts_.push_back({p, n});
-  }
-  return s;
-}
+const char* layer_format_name(LayerFormat f) { return kLayerFormats[size_t(f)].c_str(); }
 
 }  // namespace mi::quant

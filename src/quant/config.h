@@ -15,10 +15,12 @@
 //     smooth_quant: {enable: true, alpha: 0.6}
 //     sensitive_layers: []           # kept in float: module names ("layers.3.moe.experts.down", a prefix at a dot
 //                                    # counts) or "re:" patterns matched from the start of the name
+//     layers: {lm_head: int8}        # float | int8 | int4 for the same kind of names; a later entry wins over an
+//                                    # earlier one and over sensitive_layers. Reaches head and router too
 
 #include <cstdint>
-#include <map>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/file.h"
@@ -28,6 +30,8 @@ namespace mi::quant {
 
 enum class WeightScheme : uint8_t { kPerChannel, kPerTensor, kPerGroup };
 enum class ActivationScheme : uint8_t { kPerToken, kPerTensor };
+enum class LayerFormat : uint8_t { kFloat, kInt8, kInt4 };
+const char* layer_format_name(LayerFormat f);  // "float", "int8", "int4"
 
 struct QuantConfig {
   int64_t weight_bits = 8;
@@ -40,25 +44,10 @@ struct QuantConfig {
   bool smooth = true;
   double smooth_alpha = 0.6;
   std::vector<std::string> sensitive_layers;
+  std::vector<std::pair<std::string, LayerFormat>> layers;  // in the file's order
 };
 
 Result<QuantConfig> parse_quant_config(std::string_view yaml, const std::string& what);
 Result<QuantConfig> load_quant_config(const Path& file);
-
-// Which modules stay float. Patterns are compiled once; each reports how many module names it matched.
-class Sensitive {
- public:
-  static Result<Sensitive> compile(const std::vector<std::string>& patterns, const std::vector<std::string>& modules);
-  bool matches(const std::string& module) const { return matched_.count(module) != 0; }
-  struct Count {
-    std::string pattern;
-    int64_t matches;
-  };
-  const std::vector<Count>& counts() const { return counts_; }
-
- private:
-  std::map<std::string, bool> matched_;
-  std::vector<Count> counts_;
-};
 
 }  // namespace mi::quant

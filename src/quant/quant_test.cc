@@ -4,7 +4,9 @@
 #include <cmath>
 
 #include "base/util.h"
+#include "ir/testing.h"
 #include "quant/calibration_data.h"
+#include "quant/choice.h"
 #include "quant/compare.h"
 #include "quant/config.h"
 #include "quant/int4.h"
@@ -66,6 +68,9 @@ TEST(QuantConfigTest, RefusesByName) {
   EXPECT_THAT(refusal("quant: {smooth_quant: {alpha: 1.5}}"), HasSubstr("between 0 and 1"));
   EXPECT_THAT(refusal("quant: {weight_scheme: per_row}"), HasSubstr("per_channel or per_tensor"));
   EXPECT_THAT(refusal("quant: {sensitive_layers: x}"), HasSubstr("list"));
+  EXPECT_THAT(refusal("quant: {layers: [lm_head]}"), HasSubstr("layers: expected a mapping"));
+  EXPECT_THAT(refusal("quant: {layers: {lm_head: int9}}"),
+              HasSubstr("'lm_head' must be float, int8 or int4, not 'int9'"));
   EXPECT_THAT(refusal("a: ["), HasSubstr("not valid YAML"));
   EXPECT_THAT(refusal("other: {}"), HasSubstr("other"));
   EXPECT_THAT(refusal(""), HasSubstr("quant"));
@@ -74,18 +79,92 @@ TEST(QuantConfigTest, RefusesByName) {
 const std::vector<std::string> kModules = {"layers.0.attn.q", "layers.1.attn.q", "layers.1.moe.experts.gate",
                                            "layers.10.attn.q", "layers.10.moe.experts.gate"};
 
-TEST(SensitiveTest, NamesPrefixesAndPatterns) {
-  const auto s = Sensitive::compile({"layers.1", "re:layers\\.10\\.moe"}, kModules).value();
-  EXPECT_EQ(s.counts()[0].matches, 2);  // not layers.10
-  EXPECT_EQ(s.counts()[1].matches, 1);
-  EXPECT_TRUE(s.matches("layers.1.moe.experts.gate"));
-  EXPECT_FALSE(s.matches("layers.10.attn.q"));
+TEST(MatchingTest, NamesPrefixesAndPatterns) {
+  EXPECT_THAT(*matching("k", "layers.1", kModules),
+              testing::ElementsAre("layers.1.attn.q", "layers.1.moe.experts.gate"));
+  EXPECT_THAT(*matching("k", "re:layers\\.10\\.moe", kModules), testing::ElementsAre("layers.10.moe.experts.gate"));
 }
 
-TEST(SensitiveTest, NoMatchIsAnError) {
-  EXPECT_THAT(Sensitive::compile({"gate"}, kModules).error().message(), HasSubstr("'gate' matches no module"));
-  EXPECT_THAT(Sensitive::compile({"re:("}, kModules).error().message(), HasSubstr("not a valid pattern"));
-  EXPECT_THAT(Sensitive::compile({"layers.0.attn.p"}, kModules).error().message(), HasSubstr("did you mean"));
+TEST(MatchingTest, NoMatchIsAnError) {
+  EXPECT_THAT(matching("k", "gate", kModules).error().message(), HasSubstr("k: 'gate' matches no module"));
+  EXPECT_THAT(matching("k", "re:(", kModules).error().message(), HasSubstr("not a valid pattern"));
+  EXPECT_THAT(matching("k", "layers.0.attn.p", kModules).error().message(), HasSubstr("did you mean"));
+}
+
+// Two layers of two matrices and a router; a head that is the embedding or a matrix of its own.
+ir::Graph two_layers(bool tied, bool rounded_o = false) {
+  const std::string head = tied ? "embed.weight" : "lm_head.weight";
+  std::string text = R"(mir 1
+model "t" { family="t" model_type="t" vocab=32 hidden=8 layers=2 max_positions=64 eos_ids=[] bos_id=-1 pad_id=-1 }
+prologue { weight embed.weight : bf16 [32, 8] embedding  x = embed weight=embed.weight : f32[T, 8]  output x }
+block a layers = 0..1 {
+  input x : f32[T, 8]
+  weight attn.q.weight : bf16 [8, 8] attention
+  weight attn.o.weight : )";
+  text += rounded_o ? "w8a8 [8, 8] attention\n" : "bf16 [8, 8] attention\n";
+  text += "  q = linear x, weight=attn.q.weight : f32[T, 8]\n";
+  text += rounded_o ? "  q_q = quantize q : q8[T, 8]\n  y = linear q_q, weight=attn.o.weight : f32[T, 8]\n"
+                    : "  y = linear q, weight=attn.o.weight : f32[T, 8]\n";
+  text += "  output y }\nepilogue { input x : f32[T, 8]  weight " + head + " : bf16 [32, 8] " +
+          (tied ? "embedding" : "head") + "\n  xs = select_rows x : f32[L, 8]  logits = linear xs, weight=" + head +
+          " : f32[L, 32]  output logits }\n";
+  return ir::testing::legal_graph(text);
+}
+
+Choice choose(const std::string& yaml, const ir::Graph& g) {
+  auto c = Choice::make(parse_quant_config(yaml, "q").value(), g, "m");
+  EXPECT_TRUE(c.ok()) << c.error().message();
+  return c.ok() ? *c : Choice{};
+}
+
+std::string refused_choice(const std::string& yaml, const ir::Graph& g) {
+  const auto c = Choice::make(parse_quant_config(yaml, "q").value(), g, "m");
+  return c.ok() ? "accepted" : c.error().message();
+}
+
+TEST(ChoiceTest, TheLastWordWins) {
+  const ir::Graph g = two_layers(false);
+  const Choice plain = choose("quant: {}", g);
+  EXPECT_TRUE(plain.rounds("layers.0.attn.q.weight"));
+  EXPECT_FALSE(plain.rounds("lm_head.weight"));
+  EXPECT_EQ(plain.rounded(), 4);
+  const Choice c = choose(
+      "quant: {sensitive_layers: [layers.0], group_size: 32, layers: {\"re:.*q\": float, layers.1.attn.q: int4, "
+      "layers.0.attn.o: int8, lm_head: int8}}",
+      g);
+  EXPECT_FALSE(c.rounds("layers.0.attn.q.weight"));
+  const auto format = [&](int32_t layer, const char* name) {
+    return c.format(layer, {name, DType::kBF16, {8, 8}, ir::WeightFormat::kFloat, ir::Mark::kAttention});
+  };
+  EXPECT_EQ(format(1, "attn.q.weight").format, ir::WeightFormat::kW4A8);
+  EXPECT_EQ(format(1, "attn.q.weight").group, 32);
+  EXPECT_EQ(format(0, "attn.o.weight").format, ir::WeightFormat::kW8A8);
+  EXPECT_EQ(format(-1, "lm_head.weight").format, ir::WeightFormat::kW8A8);
+  EXPECT_EQ(c.kept(), 1);
+  EXPECT_EQ(c.counts().size(), 5u);
+  EXPECT_EQ(c.counts()[0].matches, 2);
+}
+
+TEST(ChoiceTest, ATiedHeadGetsAMatrixOfItsOwn) {
+  ir::Graph g = two_layers(true);
+  const Choice c = choose("quant: {layers: {lm_head: int8}}", g);
+  ASSERT_TRUE(c.rounds_tied_head());
+  EXPECT_FALSE(choose("quant: {}", g).rounds_tied_head());
+  untie_head(g);
+  const auto s = ir::to_quantized(g, [&](int32_t l, const ir::WeightDecl& d) { return c.format(l, d); });
+  ASSERT_TRUE(s.ok()) << s.error().message();
+  EXPECT_EQ(g.prologue.weights.at(0).format, ir::WeightFormat::kFloat);
+  EXPECT_EQ(g.epilogue.weights.at(0).name, kHeadWeight);
+  EXPECT_EQ(g.epilogue.weights.at(0).format, ir::WeightFormat::kW8A8);
+}
+
+TEST(ChoiceTest, OfAQuantizedModelOnlyWhatIsNamed) {
+  const ir::Graph g = two_layers(false, true);
+  EXPECT_THAT(refused_choice("quant: {}", g), HasSubstr("quantized already"));
+  EXPECT_THAT(refused_choice("quant: {layers: {layers.0.attn.o: int8}}", g), HasSubstr("layers.0.attn.o is w8a8"));
+  const Choice c = choose("quant: {layers: {lm_head: int8}}", g);
+  EXPECT_EQ(c.rounded(), 1);
+  EXPECT_TRUE(c.rounds("lm_head.weight"));
 }
 
 TEST(Int8Test, RoundsByRow) {

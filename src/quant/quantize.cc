@@ -1,6 +1,7 @@
 #include "quant/quantize.h"
 
 #include <algorithm>
+#include <optional>
 #include <set>
 
 #include "base/util.h"
@@ -21,54 +22,6 @@ namespace {
 
 constexpr int64_t kComparedTokens = 2048;
 constexpr int64_t kFewTokens = 8;  // an expert seen by fewer calibration tokens is named
-
-std::string module_of(const std::string& weight) {
-  constexpr std::string_view kSuffix = ".weight";
-  return weight.size() > kSuffix.size() && weight.ends_with(kSuffix) ? weight.substr(0, weight.size() - kSuffix.size())
-                                                                     : weight;
-}
-
-// Matrices that are quantized by default; router, index, shared gate, embedding, head and norms stay float.
-bool quantizable(const ir::WeightDecl& d) {
-  if (d.shape.size() < 2) return false;
-  switch (d.mark) {
-    case ir::Mark::kAttention:
-    case ir::Mark::kExpert:
-    case ir::Mark::kSharedExpert:
-    case ir::Mark::kDense:
-      return d.name.ends_with(".weight");
-    default:
-      return false;
-  }
-}
-
-std::vector<std::string> quantizable_modules(const ir::Graph& g) {
-  std::vector<std::pair<int32_t, std::string>> found;
-  for (const ir::Block& b : g.blocks)
-    for (const ir::WeightDecl& d : b.weights)
-      if (quantizable(d))
-        for (int32_t layer : b.layers) found.emplace_back(layer, module_of(ir::full_name(d.name, layer)));
-  std::stable_sort(found.begin(), found.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
-  std::vector<std::string> names;
-  for (auto& [layer, name] : found) names.push_back(std::move(name));
-  return names;
-}
-
-// The first quantized matrix.
-const ir::WeightDecl* already_quantized(const ir::Graph& g) {
-  for (const ir::Block& b : g.blocks)
-    for (const ir::WeightDecl& d : b.weights)
-      if (ir::is_quantized(d)) return &d;
-  return nullptr;
-}
-
-// What each matrix becomes, by module; a module that is not there stays float.
-using Formats = std::map<std::string, ir::QuantFormat>;
-
-ir::QuantFormat format_of(const QuantConfig& c) {
-  return c.weight_bits == 4 ? ir::QuantFormat{ir::WeightFormat::kW4A8, c.group_size}
-                            : ir::QuantFormat{ir::WeightFormat::kW8A8, 0};
-}
 
 struct LoadedEngine {
   TemporaryEngine files;
@@ -92,14 +45,20 @@ struct Smoothing {
   std::vector<std::vector<float>> scales;  // per site, [channels]
 };
 
-Result<Smoothing> plan_smoothing(const ir::MirDir& mir, const Formats& chosen, const Observations& seen, double alpha,
+Result<Smoothing> plan_smoothing(const ir::MirDir& mir, const Choice& choice, const Observations& seen, double alpha,
                                  hw::ThreadPool& pool, QuantizeReport* report) {
   Smoothing s;
   for (SmoothSite& site : smooth_sites(mir.graph, &report->notes)) {
     std::vector<float> weight_max(size_t(site.channels), 0.0f);
+    if (!std::all_of(site.readers.begin(), site.readers.end(),
+                     [&](const std::string& reader) { return is_float(mir.weight(reader).dtype); })) {
+      report->notes.push_back(fmt::format("layer {}: {} has a reader that is quantized already and is not smoothed",
+                                          site.layer, site.value));
+      continue;
+    }
     bool any = false;
     for (const std::string& reader : site.readers) {
-      if (!chosen.count(module_of(reader))) continue;
+      if (!choice.rounds(reader)) continue;
       any = true;
       const std::vector<float> m = column_max(mir.weight(reader), pool);
       for (size_t i = 0; i < m.size(); ++i) weight_max[i] = std::max(weight_max[i], m[i]);
@@ -178,60 +137,62 @@ int64_t weights_bytes(const ir::Graph& g) {
 Result<QuantizeReport> quantize(const QuantizeOptions& o, hw::ThreadPool& pool) {
   QuantizeReport report;
   MI_TRY(const ir::MirDir mir, ir::MirDir::open(o.model));
-  if (const ir::WeightDecl* d = already_quantized(mir.graph))
-    return bad_input("{}: this model is quantized already ({} is {}); build it as it is", o.model.string(), d->name,
-                     ir::format_text(*d));
+  MI_TRY(const Choice choice, Choice::make(o.config, mir.graph, o.model.string()));
   MI_TRY(OutputDir out, OutputDir::create(o.output, o.force));
-
-  const std::vector<std::string> modules = quantizable_modules(mir.graph);
-  if (modules.empty()) return bad_input("{}: nothing in this model can be quantized", o.model.string());
-  MI_TRY(const Sensitive sensitive, Sensitive::compile(o.config.sensitive_layers, modules));
-  report.sensitive = sensitive.counts();
-  Formats chosen;
-  for (const std::string& m : modules)
-    if (!sensitive.matches(m)) chosen.emplace(m, format_of(o.config));
+  report.chosen = choice.counts();
   report.weight_bits = o.config.weight_bits;
   report.group_size = o.config.weight_bits == 4 ? o.config.group_size : 0;
-  report.quantized_matrices = int64_t(chosen.size());
-  report.float_matrices = int64_t(modules.size() - chosen.size());
+  report.quantized_matrices = choice.rounded();
+  report.float_matrices = choice.kept();
 
-  // Calibrate on the plain float graph.
-  MI_TRY(const text::ModelText text, text::load_model_text(o.model / "tokenizer"));
-  CalibrationRequest request;
-  request.file = o.calibration.empty() ? Path(o.config.calibration_data) : o.calibration;
-  request.samples = o.config.calibration_samples;
-  request.length = std::min(o.config.calibration_length, std::max<int64_t>(1, mir.graph.info.max_positions));
-  request.vocab = mir.graph.info.vocab;
-  MI_TRY(const CalibrationSet set, load_calibration(request, text.tokenizer.get(), text.chat.get()));
-  report.calibration_source = set.source;
-  report.calibration_hash = set.hash;
-  report.calibration_sequences = int64_t(set.sequences.size());
-  report.calibration_tokens = set.tokens;
-  MI_TRY(LoadedEngine reference,
-         make_engine(o.model, Path(o.output).concat(".calibration"), 0, "fp32", request.length, pool));
-  const Observations seen = observe(*reference.engine, mir.graph, set);
-  note_rare_experts(seen, &report);
+  // Calibrate on the plain float graph, where anything needs it: its engine takes the model's size in fp32.
+  const bool per_tensor = o.config.activations == ActivationScheme::kPerTensor;
+  CalibrationSet set;
+  std::optional<LoadedEngine> reference;
+  Observations seen;
+  const int64_t length = std::min(o.config.calibration_length, std::max<int64_t>(1, mir.graph.info.max_positions));
+  if (o.config.smooth || per_tensor || o.compare) {
+    MI_TRY(const text::ModelText text, text::load_model_text(o.model / "tokenizer"));
+    CalibrationRequest request;
+    request.file = o.calibration.empty() ? Path(o.config.calibration_data) : o.calibration;
+    request.samples = o.config.calibration_samples;
+    request.length = length;
+    request.vocab = mir.graph.info.vocab;
+    MI_TRY(set, load_calibration(request, text.tokenizer.get(), text.chat.get()));
+    report.calibration_source = set.source;
+    report.calibration_hash = set.hash;
+    report.calibration_sequences = int64_t(set.sequences.size());
+    report.calibration_tokens = set.tokens;
+    const std::string precision = first_quantized(mir.graph) ? "" : "fp32";
+    MI_TRY(LoadedEngine made, make_engine(o.model, Path(o.output).concat(".calibration"), 0, precision, length, pool));
+    reference.emplace(std::move(made));
+  }
+  if (o.config.smooth || per_tensor) {
+    seen = observe(*reference->engine, mir.graph, set);
+    note_rare_experts(seen, &report);
+  }
 
   // Decide, then write.
   Smoothing smoothing;
   if (o.config.smooth) {
-    MI_TRY(smoothing, plan_smoothing(mir, chosen, seen, o.config.smooth_alpha, pool, &report));
+    MI_TRY(smoothing, plan_smoothing(mir, choice, seen, o.config.smooth_alpha, pool, &report));
   }
   report.smoothed_sites = int64_t(smoothing.sites.size());
   RewritePlan plan;
-  plan.int8_scheme = o.config.weights;
+  if (o.config.weights != WeightScheme::kPerGroup) plan.int8_scheme = o.config.weights;
   for (size_t i = 0; i < smoothing.sites.size(); ++i) {
     const SmoothSite& site = smoothing.sites[i];
     plan.tensors[site.norm_weight] = {nullptr, &smoothing.scales[i], site.plus_one};
     for (const std::string& reader : site.readers) plan.tensors[reader].column_scale = &smoothing.scales[i];
   }
   ir::Graph g = mir.graph;
-  MI_TRY_VOID(ir::to_quantized(g, [&](int32_t layer, const ir::WeightDecl& d) {
-    const auto it = quantizable(d) ? chosen.find(module_of(ir::full_name(d.name, layer))) : chosen.end();
-    return it == chosen.end() ? ir::QuantFormat{} : it->second;
-  }));
+  if (choice.rounds_tied_head()) {
+    untie_head(g);
+    plan.sources[kHeadWeight] = kEmbeddingWeight;
+  }
+  MI_TRY_VOID(ir::to_quantized(g, [&](int32_t layer, const ir::WeightDecl& d) { return choice.format(layer, d); }));
   widen_smoothed(g, smoothing);
-  if (o.config.activations == ActivationScheme::kPerTensor) MI_TRY_VOID(add_static_scales(g, seen, smoothing, &plan));
+  if (per_tensor) MI_TRY_VOID(add_static_scales(g, seen, smoothing, &plan));
   MI_TRY_VOID(ir::verify(g));
 
   std::map<int32_t, WeightError> errors;
@@ -241,6 +202,8 @@ Result<QuantizeReport> quantize(const QuantizeOptions& o, hw::ThreadPool& pool) 
   report.bytes_before = weights_bytes(mir.graph);
   report.bytes_after = weights_bytes(g);
 
+  Json layers = Json::array();
+  for (const auto& [pattern, format] : o.config.layers) layers.push_back({pattern, layer_format_name(format)});
   Json provenance = mir.provenance;
   provenance["quantize"] = {
       {"weight_bits", o.config.weight_bits},
@@ -251,14 +214,14 @@ Result<QuantizeReport> quantize(const QuantizeOptions& o, hw::ThreadPool& pool) 
       {"activation_scheme", o.config.activations == ActivationScheme::kPerToken ? "per_token" : "per_tensor"},
       {"smooth_quant", {{"enable", o.config.smooth}, {"alpha", o.config.smooth_alpha}}},
       {"sensitive_layers", o.config.sensitive_layers},
+      {"layers", std::move(layers)},
       {"calibration",
        {{"source", set.source}, {"xxh3", set.hash}, {"sequences", set.sequences.size()}, {"tokens", set.tokens}}}};
   MI_TRY_VOID(writer.finish(g, provenance));
 
   if (o.compare) {
-    MI_TRY(LoadedEngine rounded,
-           make_engine(out.path(), Path(o.output).concat(".comparison"), 2, "", request.length, pool));
-    Comparison c = compare(*reference.engine, *rounded.engine, set, kComparedTokens);
+    MI_TRY(LoadedEngine rounded, make_engine(out.path(), Path(o.output).concat(".comparison"), 2, "", length, pool));
+    Comparison c = compare(*reference->engine, *rounded.engine, set, kComparedTokens);
     report.layers = std::move(c.layers);
     for (LayerDeviation& d : report.layers) d.weight_error = errors[d.layer].relative();
     report.mean_kl = c.mean_kl;
@@ -272,10 +235,13 @@ Result<QuantizeReport> quantize(const QuantizeOptions& o, hw::ThreadPool& pool) 
 
 std::string report_text(const QuantizeReport& r) {
   std::string s;
-  s += fmt::format("calibration   {}: {} sequences, {} tokens\n", r.calibration_source, r.calibration_sequences,
-                   r.calibration_tokens);
-  for (const Sensitive::Count& c : r.sensitive)
-    s += fmt::format("kept in float '{}' matches {} matrices\n", c.pattern, c.matches);
+  s += r.calibration_source.empty() ? std::string("calibration   not needed by this recipe\n")
+                                    : fmt::format("calibration   {}: {} sequences, {} tokens\n", r.calibration_source,
+                                                  r.calibration_sequences, r.calibration_tokens);
+  for (const Choice::Count& c : r.chosen)
+    s += c.format == LayerFormat::kFloat
+             ? fmt::format("kept in float '{}' matches {} matrices\n", c.pattern, c.matches)
+             : fmt::format("{}          '{}' matches {} matrices\n", layer_format_name(c.format), c.pattern, c.matches);
   const std::string format =
       r.weight_bits == 4 ? fmt::format("int4 (W4A8, groups of {})", r.group_size) : "int8 (W8A8)";
   s += fmt::format("matrices      {} {}, {} kept in float, {} norms smoothed\n", r.quantized_matrices, format,
@@ -306,9 +272,9 @@ Json report_json(const QuantizeReport& r) {
   j["bytes_before"] = r.bytes_before;
   j["bytes_after"] = r.bytes_after;
   j["notes"] = r.notes;
-  j["sensitive_layers"] = Json::array();
-  for (const Sensitive::Count& c : r.sensitive)
-    j["sensitive_layers"].push_back({{"pattern", c.pattern}, {"matches", c.matches}});
+  j["patterns"] = Json::array();
+  for (const Choice::Count& c : r.chosen)
+    j["patterns"].push_back({{"pattern", c.pattern}, {"format", layer_format_name(c.format)}, {"matches", c.matches}});
   j["mean_kl"] = r.mean_kl;
   j["max_kl"] = r.max_kl;
   j["top1_agreement"] = r.top1_agreement;

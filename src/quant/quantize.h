@@ -8,6 +8,7 @@
 #include "base/json.h"
 #include "base/result.h"
 #include "hw/thread_pool.h"
+#include "quant/choice.h"
 #include "quant/config.h"
 
 namespace mi::quant {
@@ -29,13 +30,13 @@ struct LayerDeviation {
 };
 
 struct QuantizeReport {
-  std::string calibration_source, calibration_hash;
+  std::string calibration_source, calibration_hash;  // "" where nothing needed calibration
   int64_t calibration_sequences = 0, calibration_tokens = 0;
   int64_t weight_bits = 8, group_size = 0;
   int64_t quantized_matrices = 0, float_matrices = 0;  // counted per layer, experts as one
   int64_t smoothed_sites = 0;
-  std::vector<std::string> notes;  // skipped smoothing sites, experts with few tokens
-  std::vector<Sensitive::Count> sensitive;
+  std::vector<std::string> notes;                      // skipped smoothing sites, experts with few tokens
+  std::vector<Choice::Count> chosen;                   // what each pattern of the recipe matched
   std::vector<LayerDeviation> layers;                  // empty without compare
   double mean_kl = 0, max_kl = 0, top1_agreement = 0;  // logits, rounded against float, over the compared tokens
   int64_t compared_tokens = 0;

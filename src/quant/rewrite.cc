@@ -147,9 +147,13 @@ std::vector<float> column_max(const TensorView& w, hw::ThreadPool& pool) {
 Status rewrite_tensors(const ir::MirDir& source, const ir::Graph& g, const RewritePlan& plan, ir::MirWriter& writer,
                        hw::ThreadPool& pool, std::map<int32_t, WeightError>* errors) {
   constexpr std::string_view kScale = "_scale";
+  const auto source_name = [&](const std::string& name) {
+    const auto it = plan.sources.find(name);
+    return it == plan.sources.end() ? name : it->second;
+  };
   uint64_t total = 0;
   for (const auto& d : writer.order())
-    if (source.has(d.name)) total += source.weight(d.name).bytes;
+    if (const std::string from = source_name(d.name); source.has(from)) total += source.weight(from).bytes;
   Progress progress("quantize", total, true);
   const auto quantized = quantized_weights(g);
   std::vector<float> pending_scale;  // of the rounded matrix written last
@@ -164,8 +168,9 @@ Status rewrite_tensors(const ir::MirDir& source, const ir::Graph& g, const Rewri
       pending_name.clear();
       continue;
     }
-    MI_CHECK(source.has(d.name), "{} is declared but not in the source", d.name);
-    const TensorView w = source.weight(d.name);
+    const std::string from = source_name(d.name);
+    MI_CHECK(source.has(from), "{} is declared but not in the source", d.name);
+    const TensorView w = source.weight(from);
     const auto p = plan.tensors.find(d.name);
     const TensorPlan tensor_plan = p == plan.tensors.end() ? TensorPlan{} : p->second;
     const auto rounded = quantized.find(d.name);

@@ -22,6 +22,7 @@ struct TensorPlan {
 
 struct RewritePlan {
   std::map<std::string, TensorPlan> tensors;             // by full name; absent: copied or rounded as declared
+  std::map<std::string, std::string> sources;            // a tensor that is made of another one of the source
   std::map<std::string, float> constants;                // "act.X.scale" tensors of one float
   WeightScheme int8_scheme = WeightScheme::kPerChannel;  // W8A8; W4A8 has its group in the declaration
 };

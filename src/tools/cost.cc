@@ -42,7 +42,7 @@ Cost matrix_ops(const Manifest& m, const Instr& i) {
   Cost c;
   for (const artifact::InstrWeight& w : i.weights) {
     const WeightTensor& t = tensor(m, w);
-    if (is_matrix(t)) (t.dtype == DType::kI8 ? c.int8_ops : c.float_ops) += 2.0 * double(t.n * t.k);
+    if (is_matrix(t)) (is_float(t.dtype) ? c.float_ops : c.int8_ops) += 2.0 * double(t.n * t.k);
   }
   return c;
 }

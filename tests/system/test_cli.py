@@ -98,12 +98,37 @@ def test_sensitive_layer_that_matches_nothing(mini_mir, tmp_path, pattern, words
     refused(run("quantize", "--model", mini_mir, "--config", recipe, "--output", tmp_path / "out", ok=4), 4, *words)
 
 
+def recipe_file(path, **settings):
+    path.write_text(json.dumps({"quant": settings}))
+    return path
+
+
+def test_int8_head_by_request(mini_mir, tmp_path):
+    """lm_head: int8 in the recipe, in one run and added to a model that was rounded before: the same weights."""
+    plain = {"smooth_quant": {"enable": False}, "calibration_samples": 8}
+    head = {"layers": {"lm_head": "int8"}}
+    both = recipe_file(tmp_path / "both.yaml", **plain, **head)
+    done = run("quantize", "--model", mini_mir, "--config", both, "--output", tmp_path / "both", "--json", "--quiet", "--no-compare")
+    assert json.loads(done.stdout)["patterns"] == [{"pattern": "lm_head", "format": "int8", "matches": 1}]
+    first = run("quantize", "--model", mini_mir, "--config", recipe_file(tmp_path / "a.yaml", **plain), "--output", tmp_path / "first",
+                "--quiet", "--no-compare")
+    assert "not needed" in first.stdout
+    again = recipe_file(tmp_path / "b.yaml", **head)
+    report = json.loads(run("quantize", "--model", tmp_path / "first", "--config", again, "--output", tmp_path / "second", "--quiet", "--json").stdout)
+    assert report["quantized_matrices"] == 1 and report["compared_tokens"] > 0 and 0 < report["mean_kl"] < 0.01
+    for f in sorted((tmp_path / "both" / "weights").iterdir()):
+        assert f.read_bytes() == (tmp_path / "second" / "weights" / f.name).read_bytes(), f.name
+    build(tmp_path / "second", tmp_path / "engine")
+    assert run("generate", "--engine", tmp_path / "engine", "--chat", "What is 23 + 45?", "--quiet").stdout.strip()
+    refused(run("quantize", "--model", tmp_path / "first", "--config", tmp_path / "a.yaml", "--output", tmp_path / "no", ok=4), 4, "quantized already", "lm_head")
+
+
 def test_sensitive_layers_stay_float(mini_mir, tmp_path):
     recipe = tmp_path / "r.yaml"
     recipe.write_text(json.dumps({"quant": {"calibration_samples": 4, "sensitive_layers": ["layers.1", "re:.*\\.down$"]}}))
     done = run("quantize", "--model", mini_mir, "--config", recipe, "--output", tmp_path / "out", "--json", "--quiet", "--no-compare")
     report = json.loads(done.stdout)
-    counts = {c["pattern"]: c["matches"] for c in report["sensitive_layers"]}
+    counts = {c["pattern"]: c["matches"] for c in report["patterns"]}
     assert counts["layers.1"] == 10 and counts["re:.*\\.down$"] == 11
     build(tmp_path / "out", tmp_path / "engine")
     strict = run("build", "--model", tmp_path / "out", "--output", tmp_path / "engine2", "--strict", "--quiet", ok=1)
