@@ -142,7 +142,7 @@ const int kRegistered = [] {
       if (reference || !gemm_takes_q8(kernel.format)) continue;
       // Matrices of a mixture of 2048 hidden columns: an expert's gate or up, its down, q + k + v.
       for (const auto& [n, k] : {std::pair<int64_t, int64_t>{768, 2048}, {2048, 768}, {5120, 2048}})
-        for (int64_t m : {1, 4, 16, 64})
+        for (int64_t m : {1, 4, 5, 6, 8, 12, 16, 24, 32, 64})
           for (int64_t group : int4 ? std::vector<int64_t>{128, 64, 32} : std::vector<int64_t>{0})
             for (int64_t float_scales : int4 ? std::vector<int64_t>{0, 1} : std::vector<int64_t>{0})
               b->Args({m, n, k, group, float_scales});

@@ -2,6 +2,8 @@
 // Random problems for the tests and benchmarks of products. Buffers have exactly the size that the contract asks for,
 // so that AddressSanitizer sees any read beyond.
 
+#include <sys/mman.h>
+
 #include <cstring>
 #include <memory>
 #include <random>
@@ -14,12 +16,16 @@
 
 namespace mi::kernels {
 
-// Zeroed, 64-byte aligned bytes.
+// Zeroed, 64-byte aligned bytes; large ones in huge pages where allowed, as an engine's weights are.
 class AlignedBytes {
  public:
   AlignedBytes() = default;
-  explicit AlignedBytes(int64_t bytes) : size_(bytes), p_(std::aligned_alloc(64, size_t((bytes + 63) / 64 * 64))) {
-    std::memset(p_.get(), 0, size_t((bytes + 63) / 64 * 64));
+  explicit AlignedBytes(int64_t bytes) : size_(bytes) {
+    const int64_t alignment = bytes > kHuge ? kHuge : 64;
+    const size_t whole = size_t((bytes + alignment - 1) / alignment * alignment);
+    p_.reset(std::aligned_alloc(size_t(alignment), whole));
+    if (alignment == kHuge) madvise(p_.get(), whole, MADV_HUGEPAGE);
+    std::memset(p_.get(), 0, whole);
   }
   template <typename T>
   T* as(int64_t byte_offset = 0) {
@@ -32,6 +38,7 @@ class AlignedBytes {
   int64_t size() const { return size_; }
 
  private:
+  static constexpr int64_t kHuge = 8 << 20;  // four huge pages: small buffers keep their exact size
   struct Free {
     void operator()(void* p) const { std::free(p); }
   };
