@@ -3,9 +3,10 @@
 #include <yaml-cpp/yaml.h>
 
 #include <algorithm>
-#include <regex>
+#include <optional>
 
 #include "base/json.h"
+#include "model/module_pattern.h"
 #include "tensor/int4.h"
 
 namespace mi::quant {
@@ -15,9 +16,14 @@ const std::vector<std::string> kKeys = {
     "weight_bits",      "activation_bits",     "weight_scheme",      "group_size",   "activation_scheme",
     "calibration_data", "calibration_samples", "calibration_length", "smooth_quant", "sensitive_layers"};
 
+// Also keys that occur twice, of which only one would count.
 Status refuse_unknown(const YAML::Node& map, const std::vector<std::string>& known, const std::string& what) {
+  std::vector<std::string> seen;
   for (const auto& entry : map) {
     const std::string key = entry.first.as<std::string>();
+    if (std::find(seen.begin(), seen.end(), key) != seen.end())
+      return bad_input("{}: the key '{}' occurs twice", what, key);
+    seen.push_back(key);
     if (std::find(known.begin(), known.end(), key) != known.end()) continue;
     const std::string near = nearest_name(key, known);
     return bad_input("{}: unknown key '{}'{}", what, key,
@@ -121,19 +127,13 @@ Result<Sensitive> Sensitive::compile(const std::vector<std::string>& patterns,
   Sensitive s;
   for (const std::string& p : patterns) {
     int64_t n = 0;
-    std::regex rx;
-    const bool is_regex = p.rfind("re:", 0) == 0;
-    if (is_regex) {
-      try {
-        rx = std::regex(p.substr(3), std::regex::ECMAScript);
-      } catch (const std::regex_error& e) {
-        return bad_input("sensitive_layers: '{}' is not a valid pattern: {}", p, e.what());
-      }
+    std::optional<model::ModulePattern> rx;
+    if (model::ModulePattern::is_one(p)) {
+      MI_TRY(rx, model::ModulePattern::read(p, "sensitive_layers"));
     }
     for (const std::string& m : modules) {
-      const bool hit = is_regex
-                           ? std::regex_search(m, rx, std::regex_constants::match_continuous)
-                           : m == p || (m.size() > p.size() && m.compare(0, p.size(), p) == 0 && m[p.size()] == '.');
+      const bool hit =
+          rx ? rx->matches(m) : m == p || (m.size() > p.size() && m.compare(0, p.size(), p) == 0 && m[p.size()] == '.');
       if (!hit) continue;
       ++n;
       s.matched_[m] = true;

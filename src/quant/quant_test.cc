@@ -66,6 +66,8 @@ TEST(QuantConfigTest, RefusesByName) {
   EXPECT_THAT(refusal("quant: {smooth_quant: {alpha: 1.5}}"), HasSubstr("between 0 and 1"));
   EXPECT_THAT(refusal("quant: {weight_scheme: per_row}"), HasSubstr("per_channel or per_tensor"));
   EXPECT_THAT(refusal("quant: {sensitive_layers: x}"), HasSubstr("list"));
+  EXPECT_THAT(refusal("quant: {weight_bits: 8, weight_bits: 4}"), HasSubstr("'weight_bits' occurs twice"));
+  EXPECT_THAT(refusal("quant: {smooth_quant: {alpha: 0, alpha: 1}}"), HasSubstr("'alpha' occurs twice"));
   EXPECT_THAT(refusal("a: ["), HasSubstr("not valid YAML"));
   EXPECT_THAT(refusal("other: {}"), HasSubstr("other"));
   EXPECT_THAT(refusal(""), HasSubstr("quant"));
@@ -86,6 +88,14 @@ TEST(SensitiveTest, NoMatchIsAnError) {
   EXPECT_THAT(Sensitive::compile({"gate"}, kModules).error().message(), HasSubstr("'gate' matches no module"));
   EXPECT_THAT(Sensitive::compile({"re:("}, kModules).error().message(), HasSubstr("not a valid pattern"));
   EXPECT_THAT(Sensitive::compile({"layers.0.attn.p"}, kModules).error().message(), HasSubstr("did you mean"));
+}
+
+TEST(SensitiveTest, HostilePatternsEnd) {
+  EXPECT_THAT(Sensitive::compile({"re:((([a-z0-9._]*)*)*)*#"}, kModules).error().message(), HasSubstr("matches no"));
+  std::string deep = "re:" + std::string(60000, '(') + std::string(60000, ')'), many = "re:";
+  for (int i = 0; i < 2000; ++i) many += "(a*)*";
+  for (const std::string& p : {deep, many})
+    EXPECT_THAT(Sensitive::compile({p}, kModules).error().message(), HasSubstr("characters"));
 }
 
 TEST(Int8Test, RoundsByRow) {
