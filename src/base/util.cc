@@ -94,8 +94,8 @@ void Progress::draw(bool last, std::string_view note) {
   if (last) line += "  in " + human_seconds(s);
   else if (total_ > now_ && rate > 0) line += fmt::format("  {} left", human_seconds(double(total_ - now_) / rate));
   if (!note.empty()) line += fmt::format("  {}", note);
-  if (isatty(2)) fmt::print(stderr, "\r\x1b[K{}{}", line, last ? "\n" : "");
-  else fmt::print(stderr, "{}\n", line);
+  line = isatty(2) ? fmt::format("\r\x1b[K{}{}", line, last ? "\n" : "") : line + "\n";
+  std::fputs(line.c_str(), stderr);     // does not throw: work goes on when nobody can read about it
   std::fflush(stderr);
 }
 

@@ -4,6 +4,7 @@
 #include "cli/command.h"
 #include "compiler/build.h"
 #include "ir/pipeline.h"
+#include "tools/check_text.h"
 
 namespace mi::cli {
 namespace {
@@ -32,6 +33,7 @@ Result<int> run(const Flags& f) {
   o.strict = f.strict;
   o.plan_seq_len = f.seq;
   o.plan_batch = f.batch;
+  MI_TRY_VOID(tools::check_text(o.model / "tokenizer"));
   MI_TRY(const compiler::BuildReport r, compiler::build_engine(o));
   if (f.json)
     fmt::print("{}\n", dump_json(compiler::report_json(r), 1));

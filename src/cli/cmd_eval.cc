@@ -69,10 +69,15 @@ Command add_eval(CLI::App& parent) {
   app->add_option("--data", f->data, "eval.jsonl: items with group, messages, answer, check")->required();
   app->add_option("--text", f->text, "plain text for perplexity (default: text_ppl.txt beside --data)");
   app->add_option("--reference", f->reference, "JSON with recorded greedy answers to compare token by token");
-  app->add_option("--limit", f->eval.limit, "items per group, 0: all")->capture_default_str();
-  app->add_option("--max-tokens", f->eval.max_tokens, "longest answer")->capture_default_str();
+  app->add_option("--limit", f->eval.limit, "items per group, 0: all")
+      ->check(CLI::Range(0, 1 << 30))
+      ->capture_default_str();
+  app->add_option("--max-tokens", f->eval.max_tokens, "longest answer")
+      ->check(CLI::Range(1, 1 << 24))
+      ->capture_default_str();
   app->add_option("--max-drop", f->max_drop,
-                  "exit with 1 when a group of a later engine is more points below the first engine's");
+                  "exit with 1 when a group of a later engine is more points below the first engine's")
+      ->check(CLI::NonNegativeNumber);
   app->add_option("--threads", f->threads)->check(CLI::Range(1, 1024));
   app->add_option("--max-batch-size", f->batch, "answers generated at once")
       ->check(CLI::Range(1, 4096))

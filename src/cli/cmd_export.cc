@@ -3,6 +3,7 @@
 #include "base/json.h"
 #include "cli/command.h"
 #include "model/export.h"
+#include "tools/check_text.h"
 
 namespace mi::cli {
 namespace {
@@ -51,6 +52,7 @@ Result<int> run(const Flags& f) {
   o.tie = f.tie;
   o.dummy_weights = f.dummy;
   o.seed = f.seed;
+  MI_TRY_VOID(tools::check_text(o.model_dir));
   MI_TRY(const model::ExportReport r, model::export_model(o));
   if (f.json) {
     fmt::print("{}\n", dump_json(report_json(r), 1));

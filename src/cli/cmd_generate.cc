@@ -3,6 +3,7 @@
 #include <cstdio>
 #include <iostream>
 
+#include "base/in_file.h"
 #include "base/json.h"
 #include "base/util.h"
 #include "cli/command.h"
@@ -35,7 +36,9 @@ Result<std::vector<int32_t>> prompt_ids(const Flags& f, const tools::Session& s)
     m.push_back({{"role", "user"}, {"content", f.chat}});
     messages = dump_json(m);
   }
-  MI_TRY(const text::Rendered r, s.text.chat->render(messages, "", "", true));
+  Result<text::Rendered> rendered = s.text.chat->render(messages, "", "", true);
+  if (!f.messages.empty()) rendered = in_file(std::move(rendered), f.messages);
+  MI_TRY(const text::Rendered r, std::move(rendered));
   return s.text.tokenizer->encode_mixed(r.text, r.user);
 }
 

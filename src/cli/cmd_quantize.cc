@@ -1,5 +1,7 @@
 #include <fmt/format.h>
 
+#include <optional>
+
 #include "base/json.h"
 #include "cli/command.h"
 #include "hw/thread_pool.h"
@@ -12,7 +14,7 @@ Command add_quantize(CLI::App& parent) {
     std::string model, config, output, calib;
     bool force = false, json = false, no_compare = false;
     int threads = 0;
-    double max_kl = 0;
+    std::optional<double> max_kl;
   };
   auto f = std::make_shared<Flags>();
   CLI::App* app =
@@ -21,7 +23,8 @@ Command add_quantize(CLI::App& parent) {
   app->add_option("--config", f->config, "recipe (YAML); see the example below")->required();
   app->add_option("--output", f->output, "new MIR directory")->required();
   app->add_option("--calib", f->calib, "calibration text or .jsonl (default: the recipe's, else a built-in text)");
-  app->add_option("--max-kl", f->max_kl, "exit with 1 when the mean KL divergence against the float model is larger");
+  app->add_option("--max-kl", f->max_kl, "exit with 1 when the mean KL divergence against the float model is larger")
+      ->check(CLI::NonNegativeNumber);
   app->add_option("--threads", f->threads, "worker threads")->check(CLI::Range(1, 1024));
   app->add_flag("--force", f->force, "replace an existing output");
   app->add_flag("--no-compare", f->no_compare, "skip the comparison with the float model");
@@ -42,6 +45,8 @@ Command add_quantize(CLI::App& parent) {
       "    sensitive_layers: []                # kept in float: \"layers.3.moe.experts.down\" or \"re:.*\\\\.down\"\n"
       "    layers: {lm_head: int8}             # float, int8 or int4 by name or pattern: the last word");
   return {app, [f]() -> Result<int> {
+            if (f->max_kl && f->no_compare)
+              return fail(ErrorCode::kUsage, "--max-kl judges the comparison that --no-compare leaves out");
             quant::QuantizeOptions o;
             MI_TRY(o.config, quant::load_quant_config(f->config));
             o.model = f->model;
@@ -55,8 +60,8 @@ Command add_quantize(CLI::App& parent) {
               fmt::print("{}\n", dump_json(quant::report_json(r), 1));
             else
               fmt::print("{}written       {}\n", quant::report_text(r), f->output);
-            if (f->max_kl > 0 && !(r.mean_kl <= f->max_kl)) {
-              fmt::print(stderr, "the mean KL {:.5f} is above the limit {:.5f}\n", r.mean_kl, f->max_kl);
+            if (f->max_kl && !(r.mean_kl <= *f->max_kl)) {
+              fmt::print(stderr, "the mean KL {:.5f} is above the limit {:.5f}\n", r.mean_kl, *f->max_kl);
               return 1;
             }
             return 0;

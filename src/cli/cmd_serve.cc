@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstdio>
 #include <thread>
 
 #include "base/util.h"
@@ -55,6 +56,13 @@ std::string with(std::string s, char from, char to) {
   return s;
 }
 
+// A log that cannot be written (its disk is full, its reader has left) is no reason to stop serving.
+template <typename... Args>
+void say(fmt::format_string<Args...> f, Args&&... args) {
+  std::fputs(fmt::format(f, std::forward<Args>(args)...).c_str(), stdout);
+  std::fflush(stdout);
+}
+
 Result<int> run(const Flags& f) {
   // Lives as long as the process: its thread is detached.
   static Signals* signals = new Signals();
@@ -78,17 +86,17 @@ Result<int> run(const Flags& f) {
   so.weights = f.engine.weights;
   MI_TRY(const tools::Session s, tools::open_session(so));
   const artifact::ModelFacts& m = s.engine->manifest().model;
-  fmt::print("model       {} ({}, {}), {} layers, {:.2f} million parameters, {:.2f} million active\n", m.name,
-             m.model_type, m.precision, m.layers, double(m.total_params) / 1e6, double(m.active_params) / 1e6);
-  fmt::print("cpu         {}: {}\n", hw::cpu_model_name(), hw::describe(hw::cpu()));
-  fmt::print("threads     {} ({})\n", so.threads, f.engine.threads > 0 ? "--threads" : advice.reason);
-  fmt::print("weights     {}\n", s.engine->weights_place());
-  for (const std::string& line : s.engine->kernel_choices()) fmt::print("kernel      {}\n", line);
-  fmt::print("kv cache    {} pages of {} tokens, {}: {} sequences of {} tokens\n", s.engine->kv_pages(),
-             artifact::kKvPageTokens, human_bytes(double(s.engine->kv_pages()) * double(s.engine->kv_page_bytes())),
-             s.max_batch_size, s.max_seq_len);
+  say("model       {} ({}, {}), {} layers, {:.2f} million parameters, {:.2f} million active\n", m.name, m.model_type,
+      m.precision, m.layers, double(m.total_params) / 1e6, double(m.active_params) / 1e6);
+  say("cpu         {}: {}\n", hw::cpu_model_name(), hw::describe(hw::cpu()));
+  say("threads     {} ({})\n", so.threads, f.engine.threads > 0 ? "--threads" : advice.reason);
+  say("weights     {}\n", s.engine->weights_place());
+  for (const std::string& line : s.engine->kernel_choices()) say("kernel      {}\n", line);
+  say("kv cache    {} pages of {} tokens, {}: {} sequences of {} tokens\n", s.engine->kv_pages(),
+      artifact::kKvPageTokens, human_bytes(double(s.engine->kv_pages()) * double(s.engine->kv_page_bytes())),
+      s.max_batch_size, s.max_seq_len);
   for (const artifact::Fallback& x : s.engine->manifest().fallbacks)
-    fmt::print("fallback    {}: {} ({})\n", x.where, x.what, x.why);
+    say("fallback    {}: {} ({})\n", x.where, x.what, x.why);
 
   const auto loop = s.make_loop(f.waiting, f.beside);
   const std::string name = f.model.empty() ? m.name : f.model;
@@ -99,11 +107,9 @@ Result<int> run(const Flags& f) {
   o.max_seq_len = loop->limits().longest();
   MI_TRY(const auto server, server::ApiServer::start(*loop, s.text, o));
   signals->serving();
-  fmt::print("listening on {}\n", server->url());
-  std::fflush(stdout);
+  say("listening on {}\n", server->url());
   signals->wait();
-  fmt::print("ending: no new requests; running answers have {:.0f} s\n", f.drain);
-  std::fflush(stdout);
+  say("ending: no new requests; running answers have {:.0f} s\n", f.drain);
   server->stop(f.drain);
   return 0;
 }
@@ -129,7 +135,9 @@ Command add_serve(CLI::App& parent) {
   app->add_option("--max-waiting", f->waiting, "accepted requests that may wait; more get 429")
       ->check(CLI::Range(1, 1 << 20))
       ->capture_default_str();
-  app->add_option("--drain-seconds", f->drain, "time for running answers after SIGTERM")->capture_default_str();
+  app->add_option("--drain-seconds", f->drain, "time for running answers after SIGTERM")
+      ->check(CLI::Range(0.0, 86400.0))
+      ->capture_default_str();
   app->footer(
       "Prints 'listening on http://HOST:PORT' when it is ready. SIGTERM or Ctrl-C: ends gracefully; twice: at "
       "once.\nExample:\n"

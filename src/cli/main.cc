@@ -1,8 +1,15 @@
 // metainfer: one program, one subcommand per step.
+#include <fcntl.h>
 #include <fmt/format.h>
+#include <signal.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
+#include <cmath>
 #include <cstdio>
+#include <cstdlib>
+#include <system_error>
 
 #include "base/file.h"
 #include "base/json.h"
@@ -16,13 +23,54 @@ namespace {
 
 using mi::cli::Command;
 
-// Messages may quote bytes of broken files: only text reaches the terminal, on one line.
+// Without these a file that is written next would get the number of a closed stream, and all that is printed.
+void open_standard_streams() {
+  for (int fd = 0; fd < 3; ++fd)
+    if (fcntl(fd, F_GETFD) < 0 && errno == EBADF && ::open("/dev/null", O_RDWR) != fd) _exit(3);
+}
+
+// Messages may quote bytes of broken files: only text reaches the terminal, on one line. (fmt::print throws where
+// nothing can be written.)
 int print_error(const mi::Error& e) {
   std::string text = mi::clean_utf8(e.message());
   for (char& c : text)
     if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) c = ' ';
-  fmt::print(stderr, "error: {}\n", text);
+  std::fputs(("error: " + text + "\n").c_str(), stderr);
   return int(e.code());
+}
+
+int output_error() {
+  return print_error(mi::fail(mi::ErrorCode::kEnvironment, "the standard output cannot be written: is its disk full?"));
+}
+
+// An answer or a report that did not arrive is no success.
+int flush_output(int code) {
+  return code != 0 || (std::fflush(stdout) == 0 && !std::ferror(stdout)) ? code : output_error();
+}
+
+// What CLI11 lets pass: an empty value (an unset shell variable: '--baseline "$BASE"' would compare with nothing),
+// numbers that no comparison can fail (nan), and integers that it bends into range.
+mi::Status check_values(const CLI::App& app) {
+  for (const CLI::Option* o : app.get_options()) {
+    const std::string type = o->get_type_name();
+    for (const std::string& value : o->results()) {
+      const char* why = nullptr;
+      errno = 0;
+      if (value.empty() && o->get_items_expected_max() > 0)
+        why = "the value is empty; leave the flag out instead";
+      else if (type.starts_with("FLOAT") && !std::isfinite(std::strtod(value.c_str(), nullptr)))
+        why = "expected a finite number";
+      else if (type.starts_with("UINT") && value.find('-') != std::string::npos)
+        why = "expected a number from 0 on";
+      else if (type.starts_with("UINT") && (std::strtoull(value.c_str(), nullptr, 0), errno == ERANGE))
+        why = "the number is too large";
+      else if (type.starts_with("INT") && (std::strtoll(value.c_str(), nullptr, 0), errno == ERANGE))
+        why = "the number is too large";
+      if (why) return mi::fail(mi::ErrorCode::kUsage, "{} '{}': {}", o->get_name(), value, why);
+    }
+  }
+  for (const CLI::App* sub : app.get_subcommands()) MI_TRY_VOID(check_values(*sub));
+  return {};
 }
 
 // "unknown flag --modle (did you mean --model?)": CLI11 names only the flag.
@@ -32,9 +80,8 @@ int usage_error(const CLI::App& app, const CLI::ParseError& e) {
   // Flags first: what follows an unknown flag is left over too.
   std::vector<std::string> extras = app.remaining(true);
   std::stable_partition(extras.begin(), extras.end(), [](const std::string& x) { return x.rfind("-", 0) == 0; });
-  if (extras.empty()) {
-    fmt::print(stderr, "error: {}\n", mi::clean_utf8(e.what()));
-  } else {
+  std::string message = e.what();
+  if (!extras.empty()) {
     const bool flag = extras.front().rfind("-", 0) == 0;
     std::vector<std::string> known;
     if (flag) {
@@ -44,10 +91,11 @@ int usage_error(const CLI::App& app, const CLI::ParseError& e) {
         known.push_back(sub->get_name());
     }
     const std::string near = mi::nearest_name(extras.front(), known);
-    fmt::print(stderr, "error: unknown {} {}{}\n", flag ? "flag" : "argument", mi::clean_utf8(extras.front()),
-               near.empty() ? "" : fmt::format(" (did you mean {}?)", near));
+    message = fmt::format("unknown {} {}{}", flag ? "flag" : "argument", extras.front(),
+                          near.empty() ? "" : fmt::format(" (did you mean {}?)", near));
   }
-  fmt::print(stderr, "see: metainfer {}--help\n", at == &app ? "" : at->get_name() + " ");
+  print_error(mi::fail(mi::ErrorCode::kUsage, "{}", message));
+  std::fputs(fmt::format("see: metainfer {}--help\n", at == &app ? "" : at->get_name() + " ").c_str(), stderr);
   return int(mi::ErrorCode::kUsage);
 }
 
@@ -77,14 +125,18 @@ int run(int argc, char** argv) {
     if (e.get_exit_code() == 0) return app.exit(e);  // --help, --version
     return usage_error(app, e);
   }
+  if (mi::Status s = check_values(app); !s.ok()) return print_error(s.error());
   mi::Progress::set_quiet(quiet);
   if (mi::Status s = mi::hw::check_force_env(); !s.ok()) return print_error(s.error());
   // serve ends gracefully on its own; everything else only has to leave nothing behind.
-  if (!app.got_subcommand("serve")) mi::remove_outputs_on_signal();
+  const bool serve = app.got_subcommand("serve");
+  if (!serve) mi::remove_outputs_on_signal();
+  signal(SIGXFSZ, SIG_IGN);  // a limit on file sizes is an error of the write
   for (const Command& c : commands) {
     if (!c.app->parsed()) continue;
     const mi::Result<int> r = c.run();
-    return r.ok() ? *r : print_error(r.error());
+    if (!r.ok()) return print_error(r.error());
+    return serve ? *r : flush_output(*r);  // a server does not depend on its log
   }
   return int(mi::ErrorCode::kUsage);
 }
@@ -92,10 +144,13 @@ int run(int argc, char** argv) {
 }  // namespace
 
 int main(int argc, char** argv) {
+  open_standard_streams();
   try {
     return run(argc, argv);
   } catch (const std::bad_alloc&) {
-    fmt::print(stderr, "error: out of memory\n");
-    return int(mi::ErrorCode::kEnvironment);
+    return print_error(mi::fail(mi::ErrorCode::kEnvironment, "out of memory"));
+  } catch (const std::system_error& e) {  // fmt::print could not write, or no thread could be started
+    if (std::ferror(stdout)) return output_error();
+    return print_error(mi::fail(mi::ErrorCode::kEnvironment, "{}", e.what()));
   }
 }

@@ -1,19 +1,12 @@
 #include "model/quant_scheme.h"
 
 #include <algorithm>
-#include <cctype>
 
 namespace mi::model {
 namespace {
 
 const std::vector<std::string> kMethods = {"compressed-tensors", "fp8",          "mxfp8",      "mxfp4", "gptq", "awq",
                                            "modelopt",           "bitsandbytes", "fbgemm_fp8", "quark"};
-
-// Patterns come with the checkpoint: matching without backtracking, so that none of them takes for ever or deep
-// recursion.
-constexpr auto kRegexFlags = std::regex::ECMAScript | std::regex_constants::__polynomial;
-// The matcher still recurses from state to state, and a count makes copies of them.
-constexpr int64_t kMaxStates = 10000;
 
 Json field(const Json& j, const char* key) { return j.is_object() && j.contains(key) ? j[key] : Json(); }
 
@@ -24,20 +17,6 @@ Status demand(const Json& j, const char* key, const Json& only, const std::strin
   if (v == only || (only.is_null() && empty)) return {};
   if (unsupported->empty()) *unsupported = fmt::format("{}.{} {}", what, key, dump_json(v));
   return {};
-}
-
-// All counts of a pattern ("{8}", "{2,5}") multiplied: what repetition makes of one state at most.
-int64_t repeats(const std::string& p) {
-  int64_t product = 1;
-  for (size_t i = p.find('{'); i != std::string::npos; i = p.find('{', i + 1)) {
-    int64_t most = 1, n = 0;
-    for (size_t j = i + 1; j < p.size() && (std::isdigit(static_cast<unsigned char>(p[j])) || p[j] == ','); ++j) {
-      n = p[j] == ',' ? 0 : std::min(n * 10 + (p[j] - '0'), kMaxStates);
-      most = std::max(most, n);
-    }
-    product = std::min(product * most, kMaxStates);
-  }
-  return product;
 }
 
 bool is_nan_code(uint8_t b) { return (b & 0x7f) == 0x7f; }  // E4M3
@@ -232,22 +211,14 @@ Error QuantScheme::refuse(const Checkpoint& k) const {
 
 Result<QuantScheme::Pattern> QuantScheme::read_pattern(const std::string& text, const std::string& what) {
   Pattern p{text, std::nullopt};
-  if (!text.starts_with("re:")) return p;
-  if (text.size() > 1000) return bad_input("{}: a pattern of {} characters", what, text.size());
-  if (repeats(text) * int64_t(text.size()) > kMaxStates)
-    return bad_input("{}: the counts in '{}' repeat too much: write the pattern without them", what, text);
-  try {
-    p.rx.emplace(text.substr(3), kRegexFlags);
-  } catch (const std::regex_error& e) {
-    return bad_input("{}: '{}' is not a valid pattern: {}", what, text, e.what());
+  if (ModulePattern::is_one(text)) {
+    MI_TRY(p.rx, ModulePattern::read(text, what));
   }
   return p;
 }
 
 bool QuantScheme::matches(Pattern& p, const std::string& module) {
-  const bool hit =
-      p.rx ? module.size() < 1000 && std::regex_search(module, *p.rx, std::regex_constants::match_continuous)
-           : p.text == module;
+  const bool hit = p.rx ? p.rx->matches(module) : p.text == module;
   if (hit) ++p.matches;
   return hit;
 }

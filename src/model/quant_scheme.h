@@ -4,12 +4,12 @@
 // there, of the right shape, finite; group indices in range), and then refused: "not supported yet".
 
 #include <optional>
-#include <regex>
 #include <string>
 #include <vector>
 
 #include "model/checkpoint.h"
 #include "model/config.h"
+#include "model/module_pattern.h"
 
 namespace mi::model {
 
@@ -34,7 +34,7 @@ class QuantScheme {
   Status check_tensors(const Checkpoint& k) const;
   struct Pattern {
     std::string text;
-    std::optional<std::regex> rx;  // of "re:..."
+    std::optional<ModulePattern> rx;  // of "re:..."
     int64_t matches = 0;
   };
   static Result<Pattern> read_pattern(const std::string& text, const std::string& what);

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <sstream>
 
+#include "base/in_file.h"
 #include "base/json.h"
 #include "base/util.h"
 
@@ -32,13 +33,13 @@ Result<Ids> line_ids(const Json& line, const std::string& what, const Calibratio
   if (!tokenizer) return no_tokenizer(r.file);
   if (line.contains("text")) {
     MI_TRY(const std::string t, json_get<std::string>(line, "text", what));
-    return tokenizer->encode(t, true);
+    return in_file(tokenizer->encode(t, true), what);
   }
   if (line.contains("messages")) {
     if (!chat) return bad_input("{}: \"messages\" need a chat template, and this model has none", what);
     const std::string tools = line.contains("tools") ? dump_json(line["tools"]) : "";
-    MI_TRY(const text::Rendered rendered, chat->render(dump_json(line["messages"]), tools, "", false));
-    return tokenizer->encode_mixed(rendered.text, rendered.user);
+    MI_TRY(const text::Rendered rendered, in_file(chat->render(dump_json(line["messages"]), tools, "", false), what));
+    return in_file(tokenizer->encode_mixed(rendered.text, rendered.user), what);
   }
   return bad_input("{}: expected \"text\", \"messages\" or \"ids\"", what);
 }
@@ -95,7 +96,7 @@ Result<CalibrationSet> load_calibration(const CalibrationRequest& r, const text:
       }
     } else {
       if (!tokenizer) return no_tokenizer(r.file);
-      MI_TRY(const Ids ids, tokenizer->encode(content, false));
+      MI_TRY(const Ids ids, in_file(tokenizer->encode(content, false), r.file.string()));
       cut(ids, r, &set.sequences);
     }
     if (set.sequences.empty()) return bad_input("{}: no calibration text in it", r.file.string());

@@ -1,10 +1,11 @@
 #include "quant/choice.h"
 
 #include <algorithm>
-#include <regex>
+#include <optional>
 
 #include "base/json.h"
 #include "ir/text.h"
+#include "model/module_pattern.h"
 
 namespace mi::quant {
 namespace {
@@ -81,20 +82,13 @@ const ir::WeightDecl* first_quantized(const ir::Graph& g) {
 
 Result<std::vector<std::string>> matching(const std::string& key, const std::string& pattern,
                                           const std::vector<std::string>& modules) {
-  std::regex rx;
-  const bool is_regex = pattern.starts_with("re:");
-  if (is_regex) {
-    try {
-      rx = std::regex(pattern.substr(3), std::regex::ECMAScript);
-    } catch (const std::regex_error& e) {
-      return bad_input("{}: '{}' is not a valid pattern: {}", key, pattern, e.what());
-    }
+  std::optional<model::ModulePattern> rx;
+  if (model::ModulePattern::is_one(pattern)) {
+    MI_TRY(rx, model::ModulePattern::read(pattern, key));
   }
   std::vector<std::string> hits;
   for (const std::string& m : modules)
-    if (is_regex ? std::regex_search(m, rx, std::regex_constants::match_continuous)
-                 : m == pattern || (m.starts_with(pattern) && m[pattern.size()] == '.'))
-      hits.push_back(m);
+    if (rx ? rx->matches(m) : m == pattern || (m.starts_with(pattern) && m[pattern.size()] == '.')) hits.push_back(m);
   if (hits.empty()) {
     const std::string near = nearest_name(pattern, modules);
     return bad_input("{}: '{}' matches no module that can be quantized{}; names look like '{}'", key, pattern,

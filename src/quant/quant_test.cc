@@ -68,9 +68,12 @@ TEST(QuantConfigTest, RefusesByName) {
   EXPECT_THAT(refusal("quant: {smooth_quant: {alpha: 1.5}}"), HasSubstr("between 0 and 1"));
   EXPECT_THAT(refusal("quant: {weight_scheme: per_row}"), HasSubstr("per_channel or per_tensor"));
   EXPECT_THAT(refusal("quant: {sensitive_layers: x}"), HasSubstr("list"));
+  EXPECT_THAT(refusal("quant: {layers: {lm_head: int8, lm_head: float}}"), HasSubstr("'lm_head' occurs twice"));
   EXPECT_THAT(refusal("quant: {layers: [lm_head]}"), HasSubstr("layers: expected a mapping"));
   EXPECT_THAT(refusal("quant: {layers: {lm_head: int9}}"),
               HasSubstr("'lm_head' must be float, int8 or int4, not 'int9'"));
+  EXPECT_THAT(refusal("quant: {weight_bits: 8, weight_bits: 4}"), HasSubstr("'weight_bits' occurs twice"));
+  EXPECT_THAT(refusal("quant: {smooth_quant: {alpha: 0, alpha: 1}}"), HasSubstr("'alpha' occurs twice"));
   EXPECT_THAT(refusal("a: ["), HasSubstr("not valid YAML"));
   EXPECT_THAT(refusal("other: {}"), HasSubstr("other"));
   EXPECT_THAT(refusal(""), HasSubstr("quant"));
@@ -165,6 +168,14 @@ TEST(ChoiceTest, OfAQuantizedModelOnlyWhatIsNamed) {
   const Choice c = choose("quant: {layers: {lm_head: int8}}", g);
   EXPECT_EQ(c.rounded(), 1);
   EXPECT_TRUE(c.rounds("lm_head.weight"));
+}
+
+TEST(MatchingTest, HostilePatternsEnd) {
+  EXPECT_THAT(matching("k", "re:((([a-z0-9._]*)*)*)*#", kModules).error().message(), HasSubstr("matches no"));
+  std::string deep = "re:" + std::string(60000, '(') + std::string(60000, ')'), many = "re:";
+  for (int i = 0; i < 2000; ++i) many += "(a*)*";
+  for (const std::string& p : {deep, many})
+    EXPECT_THAT(matching("k", p, kModules).error().message(), HasSubstr("characters"));
 }
 
 TEST(Int8Test, RoundsByRow) {

@@ -1,5 +1,6 @@
 #include "server/server.h"
 
+#include <malloc.h>
 #include <openssl/crypto.h>
 
 #include <algorithm>
@@ -16,6 +17,8 @@ namespace mi::server {
 namespace {
 
 constexpr const char* kJson = "application/json";
+// A body of 20 MB can be 1 GB of small JSON values, which the C library would keep after they are freed.
+constexpr size_t kLargeBody = size_t(1) << 20;
 constexpr const char* kModels = "/v1/models";
 
 struct Route {
@@ -75,7 +78,10 @@ class Api : public ApiServer {
     return {};
   }
 
-  std::string url() const override { return fmt::format("http://{}:{}", options_.host, http_->port()); }
+  std::string url() const override {
+    const bool v6 = options_.host.find(':') != std::string::npos;
+    return fmt::format("http://{}:{}", v6 ? "[" + options_.host + "]" : options_.host, http_->port());
+  }
 
   void stop(double drain_seconds) override {
     if (stopped_ || !http_) return;
@@ -158,7 +164,9 @@ class Api : public ApiServer {
                        "model_not_found")));
     } else {
       boost::asio::post(workers_, [this, e, chat = path == "/v1/chat/completions"] {
+        const bool large = e->request().body.size() > kLargeBody;
         chat ? start_chat(context_, e) : start_completion(context_, e);
+        if (large) malloc_trim(0);
       });
     }
   }

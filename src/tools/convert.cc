@@ -179,6 +179,12 @@ void put_general(const ir::ModelInfo& info, const std::string& arch, GgufType ty
 
 Result<ConvertReport> convert_to_gguf(const ConvertOptions& o, hw::ThreadPool& pool) {
   const auto start = std::chrono::steady_clock::now();
+  // With force the output replaces what has its name, which must not be a part of the model.
+  std::error_code ec;
+  const Path model = std::filesystem::weakly_canonical(o.model, ec),
+             output = std::filesystem::weakly_canonical(o.output, ec);
+  if (std::mismatch(model.begin(), model.end(), output.begin(), output.end()).first == model.end())
+    return fail(ErrorCode::kUsage, "{}: the output is in the model's own folder; choose another", o.output.string());
   MI_TRY(const ir::MirDir m, ir::MirDir::open(o.model));
   ConvertReport r;
   r.name = m.graph.info.name;

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <sstream>
 
+#include "base/in_file.h"
 #include "runtime/generate.h"
 
 namespace mi::tools {
@@ -40,8 +41,9 @@ Result<std::vector<Item>> load_items(const Session& s, const EvalOptions& o) {
     item.answer = j["answer"];
     if (o.limit > 0 && ++seen[item.group] > o.limit) continue;
     const std::string tools = j.contains("tools") ? dump_json(j["tools"]) : "";
-    MI_TRY(const text::Rendered rendered, s.text.chat->render(dump_json(j["messages"]), tools, "", true));
-    MI_TRY(item.prompt, s.text.tokenizer->encode_mixed(rendered.text, rendered.user));
+    MI_TRY(const text::Rendered rendered,
+           in_file(s.text.chat->render(dump_json(j["messages"]), tools, "", true), what));
+    MI_TRY(item.prompt, in_file(s.text.tokenizer->encode_mixed(rendered.text, rendered.user), what));
     items.push_back(std::move(item));
   }
   if (items.empty()) return bad_input("{}: no items in it", o.data.string());

@@ -21,6 +21,10 @@ using std::chrono::seconds;
 constexpr size_t kLinger =
     size_t(4) << 20;  // bytes of a refused body that are read and thrown away, so that the answer arrives
 
+// Beside a whole header. What has to be parsed in one piece (the line of a chunk, the trailer) is bounded by the
+// buffer: the limits of the parser count only headers and bodies.
+constexpr size_t kReadAhead = size_t(64) << 10;
+
 auto into(error_code& ec) { return asio::redirect_error(asio::use_awaitable, ec); }
 
 std::string new_request_id() {
@@ -68,7 +72,11 @@ class ExchangeWire : public Wire {
 }  // namespace
 
 Connection::Connection(asio::ip::tcp::socket socket, const HttpLimits& limits, const HttpHandlers& handlers)
-    : stream_(std::move(socket)), limits_(limits), handlers_(handlers), output_(stream_.get_executor()) {}
+    : stream_(std::move(socket)),
+      buffer_(limits.header_bytes + kReadAhead),
+      limits_(limits),
+      handlers_(handlers),
+      output_(stream_.get_executor()) {}
 Connection::~Connection() = default;
 
 void Connection::close_when_idle() {
@@ -171,6 +179,9 @@ asio::awaitable<bool> Connection::serve_one() {
     } else if (ec == beast::error::timeout || ec == http::error::end_of_stream || ec == http::error::partial_message ||
                ec == asio::error::connection_reset || ec == asio::error::eof) {
       co_return false;
+    } else if (ec == http::error::buffer_overflow) {
+      co_return co_await refuse(
+          400, handlers_.error_body(400, "the line of a chunk, or what follows the last chunk, is too long"), {}, true);
     } else if (ec) {
       co_return co_await refuse(400, handlers_.error_body(400, "the request's body is not valid HTTP"), {}, true);
     }

@@ -1,0 +1,214 @@
+"""Odd surroundings: closed or full standard streams, limits, values of flags, files of others, clients that send without end."""
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import time
+import urllib.error
+import urllib.request
+
+import pytest
+from conftest import BINARY, EVAL, MODEL, RECIPE, Server, build, run
+from test_cli import refused
+from test_faults import leftovers, snapshot
+
+
+def shell(line, *args):
+    """Runs metainfer with what bash does around it: "$@" is the command."""
+    return subprocess.run(["bash", "-c", line, "bash", BINARY, *map(str, args)], capture_output=True, text=True, timeout=300)
+
+
+# ---- standard streams
+
+def test_closed_streams_do_not_write_into_the_output(mini_mir, tmp_path):
+    """A closed stream's number goes to the next file: progress lines were found inside weights.bin."""
+    build(mini_mir, tmp_path / "whole")
+    for closed in ("<&- >&- 2>&-", ">&- 2>&-", "2>&-"):
+        assert shell(f'exec "$@" {closed}', "build", "--model", mini_mir, "--output", tmp_path / "out", "--force").returncode == 0
+        assert {p: b for p, b in snapshot(tmp_path / "out").items() if p.name != "report.html"} == \
+               {p: b for p, b in snapshot(tmp_path / "whole").items() if p.name != "report.html"}
+
+
+@pytest.mark.parametrize("command", ["inspect", "generate", "generate --json", "build --json", "eval"])
+def test_report_that_cannot_be_written_is_an_error(command, mini_int8, mini_mir, tmp_path):
+    args = {"inspect": ["inspect", mini_int8, "--graph"],
+            "generate": ["generate", "--engine", mini_int8, "--prompt", "ab", "--max-tokens", 3],
+            "generate --json": ["generate", "--engine", mini_int8, "--prompt", "ab", "--max-tokens", 3, "--json"],
+            "build --json": ["build", "--model", mini_mir, "--output", tmp_path / "out", "--json"],
+            "eval": ["eval", "--engine", mini_int8, "--data", EVAL / "eval.jsonl", "--limit", 1, "--max-tokens", 2]}[command]
+    refused(shell('exec "$@" >/dev/full', *args), 3, "standard output")
+
+
+def test_full_disk_under_the_error_stream(mini_mir, tmp_path):
+    assert shell('exec "$@" 2>/dev/full', "build", "--model", mini_mir, "--output", tmp_path / "out").returncode == 0
+    assert shell('exec "$@" 2>/dev/full', "build", "--model", tmp_path / "none", "--output", tmp_path / "e").returncode == 4
+    assert shell('exec "$@" 2>/dev/full', "bogus").returncode == 2
+    assert leftovers(tmp_path, tmp_path / "out") == []
+
+
+@pytest.mark.parametrize("log", [">/dev/full 2>&1", ">&- 2>&- <&-"], ids=["full", "closed"])
+def test_server_outlives_its_log(log, mini_int8):
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        port = s.getsockname()[1]
+    process = subprocess.Popen(["bash", "-c", f'exec "$@" {log}', "bash", BINARY, "serve", "--engine", mini_int8, "--port", str(port)])
+    try:
+        for _ in range(600):
+            assert process.poll() is None
+            try:
+                assert urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=10).status == 200
+                break
+            except (urllib.error.URLError, ConnectionError):
+                time.sleep(0.1)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=60) == 0
+    finally:
+        process.kill()
+
+
+@pytest.mark.parametrize("command", ["build", "convert"])
+def test_limit_on_the_size_of_files(command, mini_mir, tmp_path):
+    done = shell('ulimit -f 1000; exec "$@"', command, "--model", mini_mir, "--output", tmp_path / "out", "--quiet")
+    refused(done, 3, str(tmp_path), "File too large")
+    assert list(tmp_path.iterdir()) == []
+
+
+# ---- values of flags
+
+def test_empty_values_are_refused(mini_int8):
+    """An unset variable: '--baseline "$BASE"' would compare with nothing, '--api-key-file "$KEYS"' serve everyone."""
+    refused(run("bench", "--engine", mini_int8, "--baseline", "", ok=2), 2, "--baseline", "empty")
+    refused(run("serve", "--engine", mini_int8, "--api-key-file", "", ok=2), 2, "--api-key-file", "empty")
+    refused(run("eval", "--engine", mini_int8, "--data", EVAL / "eval.jsonl", "--max-drop", "", ok=2), 2, "--max-drop")
+
+
+@pytest.mark.parametrize("args", [["verify", "--max-kl", "nan"], ["bench", "--threshold", "nan"], ["eval", "--data", "x", "--max-drop", "nan"],
+                                  ["eval", "--data", "x", "--max-drop", "-1"], ["eval", "--data", "x", "--max-tokens", "0"],
+                                  ["serve", "--drain-seconds", "-1"], ["serve", "--drain-seconds", "inf"],
+                                  ["generate", "--prompt", "x", "--seed", "99999999999999999999"]], ids=" ".join)
+def test_limits_that_would_never_hold_are_refused(args, mini_int8):
+    refused(run(*args, "--engine", mini_int8, ok=2), 2, args[-2])
+
+
+def test_seed_is_not_bent_into_range(tmp_path):
+    for seed in ("-1", "99999999999999999999"):
+        refused(run("export", "--model-dir", tmp_path, "--output", tmp_path / "out", "--seed", seed, ok=2), 2, "--seed", seed)
+
+
+def test_quantize_limit_of_zero_is_a_limit(mini_mir, tmp_path):
+    config = tmp_path / "q.yaml"
+    config.write_text(RECIPE % ("per_token", "false"))
+    text = tmp_path / "calib.txt"
+    text.write_text("hello world this is text for calibration")
+    args = ["quantize", "--model", mini_mir, "--config", config, "--calib", text, "--output", tmp_path / "out", "--quiet", "--force"]
+    assert "above the limit" in run(*args, "--max-kl", "0", ok=1).stderr
+    refused(run(*args, "--max-kl", "-1", ok=2), 2, "--max-kl")
+    refused(run(*args, "--max-kl", "1", "--no-compare", ok=2), 2, "--no-compare")
+
+
+# ---- files
+
+def test_convert_leaves_its_model_alone(mini_mir, tmp_path):
+    model = tmp_path / "model"
+    subprocess.run(["cp", "-r", mini_mir, model], check=True)
+    (tmp_path / "link").symlink_to(model)
+    before = snapshot(model)
+    for name in ("model/model.mir", "link/model.mir", "model/new.gguf"):
+        refused(run("convert", "--model", model, "--output", tmp_path / name, "--force", ok=2), 2, name)
+    assert snapshot(model) == before
+
+
+@pytest.mark.parametrize("line", [{"messages": "x"}, {"messages": [{"role": 5, "content": "hi"}]}, {"messages": [{"role": "user"}]},
+                                  {"messages": [{"role": "nobody", "content": "hi"}]}], ids=json.dumps)
+def test_messages_in_files_are_named(line, mini_mir, mini_int8, tmp_path):
+    good = {"group": "g", "answer": "a", "messages": [{"role": "user", "content": "hi"}]}
+    data = tmp_path / "data.jsonl"
+    data.write_text(json.dumps(good) + "\n" + json.dumps({**good, **line}) + "\n")
+    config = tmp_path / "q.yaml"
+    config.write_text("quant: {}\n")
+    refused(run("quantize", "--model", mini_mir, "--config", config, "--calib", data, "--output", tmp_path / "out", "--quiet", ok=4), 4,
+            f"{data} line 2")
+    refused(run("eval", "--engine", mini_int8, "--data", data, "--quiet", ok=4), 4, f"{data} line 2")
+    data.write_text(json.dumps(line["messages"]))
+    refused(run("generate", "--engine", mini_int8, "--messages", data, "--quiet", ok=4), 4, str(data))
+
+
+def test_calibration_text_of_other_bytes_is_named(mini_mir, tmp_path):
+    (tmp_path / "calib.txt").write_bytes(b"hello \xff\xfe text")
+    (tmp_path / "q.yaml").write_text("quant: {}\n")
+    refused(run("quantize", "--model", mini_mir, "--config", tmp_path / "q.yaml", "--calib", tmp_path / "calib.txt", "--output",
+                tmp_path / "out", "--quiet", ok=4), 4, "calib.txt", "UTF-8")
+
+
+@pytest.mark.parametrize("pattern", ["(" * 60000 + ")" * 60000, "(a*)*" * 2000, "((([a-z0-9._]*)*)*)*#"], ids=["deep", "long", "exponential"])
+def test_hostile_patterns_end(pattern, mini_mir, tmp_path):
+    (tmp_path / "q.yaml").write_text(f"quant: {{sensitive_layers: ['re:{pattern}']}}\n")
+    refused(run("quantize", "--model", mini_mir, "--config", tmp_path / "q.yaml", "--output", tmp_path / "out", ok=4, timeout=120), 4,
+            "sensitive_layers")
+
+
+@pytest.mark.parametrize("name,size", [("tokenizer.json", 60000), ("chat_template.jinja", 1100)])
+def test_damaged_text_files_are_found_before_the_work(name, size, mini_mir, tmp_path):
+    """Not when the engine is opened."""
+    for source, where, command in ((MODEL, "", "export --model-dir"), (mini_mir, "tokenizer", "build --model")):
+        model = tmp_path / command.split()[0]
+        shutil.copytree(source, model)
+        os.truncate(model / where / name, size)
+        refused(run(*command.split(), model, "--output", tmp_path / "out", "--quiet", ok=4), 4, str(model / where))
+        assert not (tmp_path / "out").exists()
+
+
+# ---- clients
+
+@pytest.fixture(scope="module")
+def own_server(mini_int8):
+    with Server(mini_int8, "--max-batch-size", 4, "--max-seq-len", 1024, "--model", "m") as s:
+        yield s
+
+
+HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+
+@pytest.mark.parametrize("first,more", [(b"5;a=", b"x" * 65536), (b"", b"0" * 65536), (b"2\r\n{}\r\n0\r\n", (b"X-a: " + b"y" * 8000 + b"\r\n") * 8)],
+                         ids=["chunk extension", "chunk size", "trailer"])
+def test_framing_without_end_is_cut_off(first, more, own_server):
+    """It is no part of the body, whose limit does not bound it."""
+    port = int(own_server.url.rsplit(":", 1)[1])
+    answer = b""
+    with socket.create_connection(("127.0.0.1", port), timeout=20) as s:
+        try:
+            s.sendall(HEAD + first)
+            for _ in range(32):
+                s.sendall(more)
+            answer = s.recv(4096)
+        except ConnectionError:
+            return
+    assert answer.startswith(b"HTTP/1.1 400 ")
+
+
+def test_memory_of_a_large_request_is_given_back(own_server):
+    def resident():
+        with open(f"/proc/{own_server.process.pid}/status") as f:
+            return int(re.search(r"VmRSS:\s+(\d+)", f.read()).group(1)) / 1024
+
+    def ask(messages):
+        body = json.dumps({"model": "m", "messages": messages, "max_tokens": 4}).encode()
+        request = urllib.request.Request(own_server.url + "/v1/chat/completions", body, {"Content-Type": "application/json"})
+        try:
+            return urllib.request.urlopen(request, timeout=120).status
+        except urllib.error.HTTPError as e:
+            return e.code
+    one = {"role": "user", "content": "a"}
+    assert ask([one]) == 200
+    before = resident()
+    for _ in range(3):
+        assert ask([one] * 300000) == 400
+    for _ in range(100):
+        if resident() < before + 150:
+            break
+        time.sleep(0.1)
+    assert resident() < before + 150
+    assert ask([one]) == 200
