@@ -76,12 +76,8 @@ Result<int> sweep(const Flags& f, const tools::BenchOptions& o) {
 Result<int> run(const Flags& f) {
   if (f.engine.engine.empty()) return fail(ErrorCode::kUsage, "--engine is required");
   tools::BenchOptions o;
-  o.engine = f.engine.engine;
-  o.threads = f.engine.threads;
-  o.kv_type = f.engine.kv_type;
-  o.verify_checksums = !f.engine.no_checksums;
-  o.weights = f.engine.weights;
-  o.quiet = f.json;
+  o.session = session_options(f.engine);
+  o.session.quiet = f.json;
   o.probe = !f.no_probe;
   MI_TRY(o.cases.prefill, parse_numbers(f.prefill, "--prefill"));
   MI_TRY(o.cases.decode, parse_numbers(f.decode, "--decode"));

@@ -45,14 +45,8 @@ Result<std::vector<int32_t>> prompt_ids(const Flags& f, const tools::Session& s)
 Result<int> run(const Flags& f) {
   if (int(!f.prompt.empty()) + int(!f.chat.empty()) + int(!f.messages.empty()) != 1)
     return fail(ErrorCode::kUsage, "give exactly one of --prompt, --chat, --messages");
-  tools::SessionOptions so;
-  so.engine = f.engine.engine;
-  so.threads = f.engine.threads;
-  so.max_seq_len = f.engine.max_seq_len;
+  tools::SessionOptions so = session_options(f.engine);
   so.max_batch_size = 1;
-  so.kv_type = f.engine.kv_type;
-  so.verify_checksums = !f.engine.no_checksums;
-  so.weights = f.engine.weights;
   MI_TRY(const tools::Session s, tools::open_session(so));
   runtime::Request r;
   MI_TRY(r.prompt, prompt_ids(f, s));

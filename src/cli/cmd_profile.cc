@@ -37,13 +37,10 @@ Result<int> run(Flags& f) {
     MI_TRY(machine, tools::describe_machine(pool, !f.no_probe));
   }
   const bool fresh_peak = hw::reset_peak_memory();
-  tools::SessionOptions so;
-  so.engine = f.engine.engine;
+  tools::SessionOptions so = session_options(f.engine);
   so.threads = threads;
   so.max_batch_size = 1;
   so.max_seq_len = tools::profile_kv_tokens(f.profile);
-  so.kv_type = f.engine.kv_type;
-  so.verify_checksums = !f.engine.no_checksums;
   so.quiet = f.json;
   MI_TRY(const tools::Session s, tools::open_session(so));
   MI_TRY(tools::Profile p, tools::run_profile(*s.engine, machine, f.profile));

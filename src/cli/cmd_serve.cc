@@ -75,15 +75,9 @@ Result<int> run(const Flags& f) {
   }
 
   const hw::ThreadAdvice advice = hw::advise_threads();
-  tools::SessionOptions so;
-  so.engine = f.engine.engine;
+  tools::SessionOptions so = session_options(f.engine);
   so.threads = f.engine.threads > 0 ? f.engine.threads : advice.threads;
-  so.max_seq_len = f.engine.max_seq_len;
-  so.max_batch_size = f.engine.max_batch_size;
   so.max_tokens_per_step = f.step;
-  so.kv_type = f.engine.kv_type;
-  so.verify_checksums = !f.engine.no_checksums;
-  so.weights = f.engine.weights;
   MI_TRY(const tools::Session s, tools::open_session(so));
   const artifact::ModelFacts& m = s.engine->manifest().model;
   say("model       {} ({}, {}), {} layers, {:.2f} million parameters, {:.2f} million active\n", m.name, m.model_type,
@@ -91,6 +85,7 @@ Result<int> run(const Flags& f) {
   say("cpu         {}: {}\n", hw::cpu_model_name(), hw::describe(hw::cpu()));
   say("threads     {} ({})\n", so.threads, f.engine.threads > 0 ? "--threads" : advice.reason);
   say("weights     {}\n", s.engine->weights_place());
+  say("memory      {}\n", s.numa);
   for (const std::string& line : s.engine->kernel_choices()) say("kernel      {}\n", line);
   say("kv cache    {} pages of {} tokens, {}: {} sequences of {} tokens\n", s.engine->kv_pages(),
       artifact::kKvPageTokens, human_bytes(double(s.engine->kv_pages()) * double(s.engine->kv_page_bytes())),

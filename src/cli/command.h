@@ -8,6 +8,7 @@
 #include <string>
 
 #include "base/result.h"
+#include "tools/session.h"
 
 namespace mi::cli {
 
@@ -39,8 +40,10 @@ struct EngineFlags {
   int64_t max_batch_size = 32;
   std::string kv_type;
   std::string weights = "auto";
+  bool no_numa = false;
   bool no_checksums = false;
 };
 void add_engine_flags(CLI::App& app, EngineFlags* f);
+tools::SessionOptions session_options(const EngineFlags& f);
 
 }  // namespace mi::cli

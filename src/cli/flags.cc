@@ -18,7 +18,21 @@ void add_engine_flags(CLI::App& app, EngineFlags* f) {
                  "read the weights into huge pages, map the file, or auto: read when the memory is there")
       ->check(CLI::IsMember({"auto", "read", "map"}))
       ->capture_default_str();
+  app.add_flag("--no-numa", f->no_numa, "leave threads and weights to the kernel on a machine with several memory nodes");
   app.add_flag("--no-checksums", f->no_checksums, "trust weights.bin without reading it all first");
+}
+
+tools::SessionOptions session_options(const EngineFlags& f) {
+  tools::SessionOptions o;
+  o.engine = f.engine;
+  o.threads = f.threads;
+  o.max_seq_len = f.max_seq_len;
+  o.max_batch_size = f.max_batch_size;
+  o.kv_type = f.kv_type;
+  o.weights = f.weights;
+  o.numa = !f.no_numa;
+  o.verify_checksums = !f.no_checksums;
+  return o;
 }
 
 }  // namespace mi::cli

@@ -27,6 +27,7 @@ struct LoadOptions {
   std::string kv_type;                 // "", "f32", "bf16", "int8"; "" = the engine's default
   bool verify_checksums = true;
   std::string weights = "auto";        // "read" into huge pages, "map" the file, "auto": read when the memory is there
+  std::vector<int> weight_nodes;       // memory nodes for weights that are read (hw::NumaPlan); empty: as the kernel likes
   std::function<void(int64_t done_bytes, int64_t total_bytes)> progress;   // may be empty
   std::optional<hw::CpuFeatures> cpu;  // kernels are chosen for it instead of hw::cpu(); tests compare ISAs in one process
 };

@@ -287,6 +287,18 @@ TEST(Engine, WeightsInMemoryOrMappedAreTheSame) {
   EXPECT_EQ(found[0], found[2]);
 }
 
+TEST(Engine, WeightsGoToMemoryNodesOrSayWhyNot) {
+  const TestModel model(ModelShape{});
+  hw::ThreadPool pool(1);
+  LoadOptions o;
+  o.weights = "read";
+  const std::string refused = "placed by the kernel";
+  o.weight_nodes = {5000};  // more nodes than a kernel can have
+  EXPECT_NE(model.load(pool, o)->weights_place().find(refused), std::string::npos);
+  o.weight_nodes = {0};
+  EXPECT_EQ(model.load(pool, o)->weights_place().find("5000"), std::string::npos);
+}
+
 TEST(Engine, TimesCoverEveryInstructionOfEveryStep) {
   ModelShape shape;
   shape.packing = Packing::kPackedI8;

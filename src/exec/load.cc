@@ -37,6 +37,7 @@ Status place_weights(Context& c) {
   }
   MI_TRY(c.memory, Region::map(bytes, "the weights"));
   c.weights_place = fmt::format("{} read into memory, huge pages asked for", human_bytes(double(bytes)));
+  if (!c.memory.place_on(o.weight_nodes)) c.weights_place += ", placed by the kernel: it refused the wish for memory nodes";
   return artifact::read_weights(&c.artifact, {c.memory.data(), size_t(bytes)}, o.verify_checksums,
                                 [&](int64_t tasks, const auto& f) { c.pool->run(tasks, f); }, o.progress);
 }

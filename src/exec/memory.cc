@@ -1,6 +1,8 @@
 #include "exec/memory.h"
 
 #include <sys/mman.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include <cerrno>
 #include <cstring>
@@ -32,6 +34,17 @@ Result<Region> Region::map(int64_t bytes, const std::string& what) {
   r.data_ = static_cast<std::byte*>(p);
   r.bytes_ = bytes;
   return r;
+}
+
+bool Region::place_on(const std::vector<int>& nodes) {
+  constexpr int kPreferred = 1, kInterleave = 3, kMaxNode = 1024;  // of <linux/mempolicy.h>
+  unsigned long mask[kMaxNode / (8 * sizeof(unsigned long))] = {};
+  for (int n : nodes) {
+    if (n < 0 || n >= kMaxNode) return false;
+    mask[size_t(n) / (8 * sizeof *mask)] |= 1ul << (size_t(n) % (8 * sizeof *mask));
+  }
+  if (nodes.empty() || bytes_ == 0) return true;
+  return syscall(SYS_mbind, data_, size_t(bytes_), nodes.size() == 1 ? kPreferred : kInterleave, mask, kMaxNode, 0) == 0;
 }
 
 Region::Region(Region&& o) noexcept : data_(std::exchange(o.data_, nullptr)), bytes_(std::exchange(o.bytes_, 0)) {}

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "base/result.h"
 
@@ -13,6 +14,9 @@ class Region {
  public:
   // `what` names the memory in the error ("the KV cache"). Asks for huge pages. 0 bytes: an empty region.
   static Result<Region> map(int64_t bytes, const std::string& what);
+  // Deals the pages out over these memory nodes (one: all of them there), before they are touched. Without the right to
+  // ask, or such nodes, false: pages go where the kernel likes.
+  bool place_on(const std::vector<int>& nodes);
   Region() = default;
   Region(Region&&) noexcept;
   Region& operator=(Region&&) noexcept;

@@ -19,18 +19,12 @@ constexpr std::chrono::microseconds kSpin{50};
 
 inline void relax() { __builtin_ia32_pause(); }
 
-void pin_to(int index) {
+void keep_on(const std::vector<int>& cpus) {
   cpu_set_t mask;
   CPU_ZERO(&mask);
-  if (sched_getaffinity(0, sizeof mask, &mask) != 0) return;
-  for (int cpu = 0, seen = 0; cpu < CPU_SETSIZE; ++cpu) {
-    if (!CPU_ISSET(cpu, &mask) || seen++ != index) continue;
-    cpu_set_t one;
-    CPU_ZERO(&one);
-    CPU_SET(cpu, &one);
-    sched_setaffinity(0, sizeof one, &one);
-    return;
-  }
+  for (int cpu : cpus)
+    if (cpu >= 0 && cpu < CPU_SETSIZE) CPU_SET(cpu, &mask);
+  sched_setaffinity(0, sizeof mask, &mask);  // refused: it runs anywhere
 }
 
 }  // namespace
@@ -95,11 +89,11 @@ struct ThreadPool::Impl {
   }
 };
 
-ThreadPool::ThreadPool(int threads, bool pin) : impl_(std::make_unique<Impl>()) {
+ThreadPool::ThreadPool(int threads, std::vector<std::vector<int>> cpus) : impl_(std::make_unique<Impl>()) {
   MI_CHECK(threads >= 1 && threads < 4096, "{}", threads);
   for (int i = 1; i < threads; ++i)
-    impl_->workers.emplace_back([this, i, pin] {
-      if (pin) pin_to(i);
+    impl_->workers.emplace_back([this, i, mine = size_t(i) < cpus.size() ? cpus[size_t(i)] : std::vector<int>()] {
+      if (!mine.empty()) keep_on(mine);
       impl_->work(i);
     });
 }

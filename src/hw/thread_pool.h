@@ -6,13 +6,15 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <vector>
 
 namespace mi::hw {
 
 class ThreadPool {
  public:
-  // threads includes the caller; pin: bind each worker i to CPU i of the affinity mask (the caller stays as it is).
-  explicit ThreadPool(int threads, bool pin = false);
+  // threads includes the caller. cpus: where each worker may run (NumaPlan::worker_cpus); empty: anywhere. The caller,
+  // worker 0, stays as it is.
+  explicit ThreadPool(int threads, std::vector<std::vector<int>> cpus = {});
   ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;
 

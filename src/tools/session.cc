@@ -3,13 +3,20 @@
 #include <algorithm>
 
 #include "base/util.h"
+#include "hw/numa.h"
 #include "runtime/stepper.h"
 
 namespace mi::tools {
 
 Result<Session> open_session(const SessionOptions& o) {
   Session s;
-  s.pool = std::make_unique<hw::ThreadPool>(o.threads > 0 ? o.threads : hw::advise_threads().threads);
+  const int threads = o.threads > 0 ? o.threads : hw::advise_threads().threads;
+  std::error_code ec;
+  const auto weight_bytes = std::filesystem::file_size(o.engine / "weights.bin", ec);
+  hw::NumaPlan numa;
+  if (o.numa && !ec) numa = hw::plan_numa(hw::memory_nodes("/", hw::allowed_cpus()), threads, int64_t(weight_bytes));
+  s.numa = numa.reason;
+  s.pool = std::make_unique<hw::ThreadPool>(threads, std::move(numa.worker_cpus));
   MI_TRY(s.text, text::load_model_text(o.engine / "tokenizer"));
 
   // The KV pool holds max_batch_size sequences of max_seq_len tokens; the model's own limit is known only after
@@ -19,6 +26,7 @@ Result<Session> open_session(const SessionOptions& o) {
   l.kv_type = o.kv_type;
   l.verify_checksums = o.verify_checksums;
   l.weights = o.weights;
+  l.weight_nodes = std::move(numa.weight_nodes);
   std::unique_ptr<Progress> progress;
   int64_t shown = 0;
   if (!o.quiet)

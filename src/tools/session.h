@@ -21,12 +21,14 @@ struct SessionOptions {
   std::string kv_type;      // "": the engine's default
   bool verify_checksums = true;
   std::string weights = "auto";  // exec::LoadOptions::weights
+  bool numa = true;              // plan threads and weights over memory nodes, where there are several
   bool quiet = false;            // no loading progress
 };
 
 struct Session {
   std::unique_ptr<hw::ThreadPool> pool;
   std::unique_ptr<exec::Engine> engine;
+  std::string numa;  // what was planned and why
   text::ModelText text;
   int64_t max_seq_len = 0;
   int64_t max_batch_size = 0;

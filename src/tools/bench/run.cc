@@ -13,7 +13,9 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-int thread_count(const BenchOptions& o) { return o.threads > 0 ? o.threads : hw::advise_threads().threads; }
+int thread_count(const BenchOptions& o) {
+  return o.session.threads > 0 ? o.session.threads : hw::advise_threads().threads;
+}
 
 Result<Machine> probe(const BenchOptions& o) {
   hw::ThreadPool pool(thread_count(o));
@@ -22,15 +24,10 @@ Result<Machine> probe(const BenchOptions& o) {
 
 // One KV pool of `tokens` that every measurement fits into.
 Result<Session> open(const BenchOptions& o, int64_t tokens, double* load_s) {
-  SessionOptions so;
-  so.engine = o.engine;
+  SessionOptions so = o.session;
   so.threads = thread_count(o);
   so.max_batch_size = 1;
   so.max_seq_len = tokens;
-  so.kv_type = o.kv_type;
-  so.weights = o.weights;
-  so.verify_checksums = o.verify_checksums;
-  so.quiet = o.quiet;
   const auto start = Clock::now();
   MI_TRY(Session s, open_session(so));
   *load_s = std::chrono::duration<double>(Clock::now() - start).count();
@@ -45,7 +42,7 @@ Result<BenchRecord> begin_record(const BenchOptions& o, const Machine& machine, 
   r.version = own_version();
   r.when = utc_now();
   r.machine = machine;
-  MI_TRY(r.engine, identify_engine(o.engine, m));
+  MI_TRY(r.engine, identify_engine(o.session.engine, m));
   r.settings = {o.cases, load.kv_type, load.max_tokens_per_step};
   if (o.before_measuring) MI_TRY_VOID(o.before_measuring(r));
   return r;
@@ -95,20 +92,20 @@ Result<AgainstOutcome> run_bench_against(const BenchOptions& o, const Path& prog
                                          const std::function<void(int)>& after_round) {
   AgainstOutcome out;
   MI_TRY(const Machine machine, probe(o));
-  MI_TRY(const artifact::LoadedArtifact engine, artifact::open_artifact(o.engine));
+  MI_TRY(const artifact::LoadedArtifact engine, artifact::open_artifact(o.session.engine));
   exec::LoadOptions load;
-  load.kv_type = o.kv_type.empty() ? engine.manifest.default_kv : o.kv_type;
+  load.kv_type = o.session.kv_type.empty() ? engine.manifest.default_kv : o.session.kv_type;
   MI_TRY(out.bench.record, begin_record(o, machine, engine.manifest, load));
   AgainstOptions a;
   std::error_code ec;
   a.ours = std::filesystem::read_symlink("/proc/self/exe", ec);
   if (ec) return fail(ErrorCode::kEnvironment, "/proc/self/exe cannot be read: {}", ec.message());
   a.theirs = program;
-  a.engine = o.engine;
-  a.their_engine = their_engine.empty() ? o.engine : their_engine;
+  a.engine = o.session.engine;
+  a.their_engine = their_engine.empty() ? o.session.engine : their_engine;
   a.cases = o.cases;
   a.threads = thread_count(o);
-  a.kv_type = o.kv_type;
+  a.kv_type = o.session.kv_type;
   a.rounds = o.rounds;
   MI_TRY(AgainstResult r, run_against(a, after_round));
   add_rows(engine.manifest, std::move(r.ours), &out.bench.record);

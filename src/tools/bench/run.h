@@ -12,12 +12,7 @@
 namespace mi::tools {
 
 struct BenchOptions {
-  Path engine;
-  int threads = 0;               // 0: hw::advise_threads()
-  std::string kv_type;           // "": the engine's default
-  std::string weights = "auto";  // exec::LoadOptions::weights
-  bool verify_checksums = true;
-  bool quiet = false;  // no loading progress
+  SessionOptions session;  // its sizes are chosen by what is measured
   bool probe = true;
   BenchCases cases;
   int rounds = 3;
