@@ -40,6 +40,7 @@ struct EngineFlags {
   int64_t max_batch_size = 32;
   std::string kv_type;
   std::string weights = "auto";
+  bool memory_pool = true;
   bool no_numa = false;
   bool no_checksums = false;
 };

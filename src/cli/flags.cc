@@ -18,6 +18,10 @@ void add_engine_flags(CLI::App& app, EngineFlags* f) {
                  "read the weights into huge pages, map the file, or auto: read when the memory is there")
       ->check(CLI::IsMember({"auto", "read", "map"}))
       ->capture_default_str();
+  app.add_option("--memory-pool", f->memory_pool,
+                 "true: memory of keys and values, once used, is kept for the next request; false: the kernel gets it "
+                 "back when a request ends")
+      ->capture_default_str();
   app.add_flag("--no-numa", f->no_numa, "leave threads and weights to the kernel on a machine with several memory nodes");
   app.add_flag("--no-checksums", f->no_checksums, "trust weights.bin without reading it all first");
 }
@@ -30,6 +34,7 @@ tools::SessionOptions session_options(const EngineFlags& f) {
   o.max_batch_size = f.max_batch_size;
   o.kv_type = f.kv_type;
   o.weights = f.weights;
+  o.memory_pool = f.memory_pool;
   o.numa = !f.no_numa;
   o.verify_checksums = !f.no_checksums;
   return o;

@@ -26,6 +26,7 @@ struct LoadOptions {
   int64_t kv_pages = 64;               // pages of 64 tokens, all layers each
   std::string kv_type;                 // "", "f32", "bf16", "int8"; "" = the engine's default
   bool verify_checksums = true;
+  bool memory_pool = true;             // KV memory stays with the engine once used; false: forget_pages() is called on what is free
   std::string weights = "auto";        // "read" into huge pages, "map" the file, "auto": read when the memory is there
   std::vector<int> weight_nodes;       // memory nodes for weights that are read (hw::NumaPlan); empty: as the kernel likes
   std::function<void(int64_t done_bytes, int64_t total_bytes)> progress;   // may be empty
@@ -74,6 +75,9 @@ class Engine {
   // Runs the step. logits: [sum over chunks of (tokens - logits_from), vocab] in row order, valid until the next run().
   // Preconditions (MI_CHECK): total tokens <= max_tokens_per_step, pages in range and large enough, ids in [0, vocab).
   virtual std::span<const float> run(const Batch& b) = 0;
+
+  // The kernel gets the memory of these pages back; what they held is lost. (Parts of 4 KB that two pages share stay.)
+  virtual void forget_pages(std::span<const int32_t> pages) = 0;
 
   virtual void set_tap(const Tap* tap) = 0;         // nullptr: none. Not owned.
 

@@ -75,7 +75,8 @@ Status make_caches(Context& c, kernels::KvKind kind) {
     c.caches.push_back(k);
     c.kv_page_bytes += k.page_bytes();
   }
-  MI_TRY(c.kv, Region::map(c.kv_page_bytes * c.options.kv_pages, fmt::format("the KV cache of {} pages", c.options.kv_pages)));
+  MI_TRY(c.kv, Region::map(c.kv_page_bytes * c.options.kv_pages, fmt::format("the KV cache of {} pages", c.options.kv_pages),
+                             c.options.memory_pool));
   std::byte* at = c.kv.data();
   for (kernels::KvCache& k : c.caches) {
     k.data = at;

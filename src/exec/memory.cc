@@ -15,11 +15,11 @@ namespace {
 constexpr int64_t kHugePage = 2 << 20;
 }
 
-Result<Region> Region::map(int64_t bytes, const std::string& what) {
+Result<Region> Region::map(int64_t bytes, const std::string& what, bool huge) {
   Region r;
   if (bytes == 0) return r;
   // From a multiple of the huge page's size, else the first and last part could not be huge.
-  const size_t slack = bytes >= kHugePage ? size_t(kHugePage) : 0;
+  const size_t slack = huge && bytes >= kHugePage ? size_t(kHugePage) : 0;
   void* p = mmap(nullptr, size_t(bytes) + slack, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (p != MAP_FAILED && slack > 0) {
     char* const all = static_cast<char*>(p);
@@ -30,10 +30,17 @@ Result<Region> Region::map(int64_t bytes, const std::string& what) {
     p = from;
   }
   if (p == MAP_FAILED) return fail(ErrorCode::kEnvironment, "no memory for {} ({}): {}", what, human_bytes(double(bytes)), std::strerror(errno));
-  madvise(p, size_t(bytes), MADV_HUGEPAGE);   // advice: a kernel without it is fine
+  madvise(p, size_t(bytes), huge ? MADV_HUGEPAGE : MADV_NOHUGEPAGE);   // advice: a kernel without it is fine
   r.data_ = static_cast<std::byte*>(p);
   r.bytes_ = bytes;
   return r;
+}
+
+void Region::forget(std::byte* p, int64_t bytes) {
+  constexpr uintptr_t kPage = 4096;
+  const uintptr_t from = (reinterpret_cast<uintptr_t>(p) + kPage - 1) / kPage * kPage;
+  const uintptr_t end = (reinterpret_cast<uintptr_t>(p) + size_t(bytes)) / kPage * kPage;
+  if (from < end) madvise(reinterpret_cast<void*>(from), end - from, MADV_DONTNEED);
 }
 
 bool Region::place_on(const std::vector<int>& nodes) {

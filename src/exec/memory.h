@@ -12,8 +12,11 @@ namespace mi::exec {
 
 class Region {
  public:
-  // `what` names the memory in the error ("the KV cache"). Asks for huge pages. 0 bytes: an empty region.
-  static Result<Region> map(int64_t bytes, const std::string& what);
+  // `what` names the memory in the error ("the KV cache"). Asks for huge pages when `huge`. 0 bytes: an empty region.
+  static Result<Region> map(int64_t bytes, const std::string& what, bool huge = true);
+  // Whole 4 KB pages within [p, p + bytes) are zero again and take no memory. In a region of huge pages the kernel may
+  // keep what it gives back.
+  void forget(std::byte* p, int64_t bytes);
   // Deals the pages out over these memory nodes (one: all of them there), before they are touched. Without the right to
   // ask, or such nodes, false: pages go where the kernel likes.
   bool place_on(const std::vector<int>& nodes);

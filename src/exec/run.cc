@@ -48,6 +48,13 @@ class EngineImpl : public Engine {
   int64_t kv_page_bytes() const override { return c_->kv_page_bytes; }
   int64_t arena_bytes() const override { return c_->arena.bytes(); }
   void set_tap(const Tap* tap) override { tap_.set(tap, manifest()); }
+  void forget_pages(std::span<const int32_t> pages) override {
+    for (const kernels::KvCache& k : c_->caches)
+      for (int32_t p : pages) {
+        MI_CHECK(p >= 0 && p < c_->options.kv_pages, "page {} of {}", p, c_->options.kv_pages);
+        c_->kv.forget(k.page(p), k.page_bytes());
+      }
+  }
   std::string weights_place() const override { return c_->weights_place; }
   void set_timing(Timing* timing) override {
     timing_ = timing;

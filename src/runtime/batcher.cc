@@ -55,7 +55,7 @@ Batcher::Batcher(Stepper& stepper, std::shared_ptr<const text::Tokenizer> tokeni
       limits_{stepper.vocab(), options_.max_seq_len, stepper.kv_pages() * kv::kPageTokens},
       scheduler_({options_.max_batch_size, stepper.max_tokens_per_step(), options_.prefill_tokens,
                   options_.prefill_tokens_beside_decodes},
-                 stepper.kv_pages()) {
+                 stepper.kv_pages(), [&stepper](std::span<const int32_t> pages) { stepper.freed(pages); }) {
   refresh_gauges();
 }
 

@@ -14,6 +14,9 @@ class EngineStepper : public Stepper {
   int64_t kv_pages() const override { return engine_.kv_pages(); }
   int64_t max_tokens_per_step() const override { return engine_.options().max_tokens_per_step; }
   std::span<const float> run(const exec::Batch& b) override { return engine_.run(b); }
+  void freed(std::span<const int32_t> pages) override {
+    if (!engine_.options().memory_pool) engine_.forget_pages(pages);
+  }
   void for_each(int64_t n, const std::function<void(int64_t)>& fn) override {
     // Waking the pool costs more than a few short rows.
     if (n == 1 || n * vocab() < kWorthThreads) return Stepper::for_each(n, fn);

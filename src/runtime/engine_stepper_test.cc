@@ -21,6 +21,7 @@ exec::testing::ModelShape shape() {
 struct World {
   int threads = 1;
   int64_t pages = 64, chunk = 512, batch = 16;
+  bool memory_pool = true;
 };
 
 std::vector<Request> requests(size_t only = SIZE_MAX) {
@@ -44,6 +45,7 @@ std::vector<Completion> run(const exec::testing::TestModel& model, const World& 
   hw::ThreadPool pool(w.threads);
   exec::LoadOptions load;
   load.kv_pages = w.pages;
+  load.memory_pool = w.memory_pool;
   load.max_tokens_per_step = 512;
   auto engine = exec::Engine::load(model.dir(), load, pool);
   MI_CHECK(engine.ok(), "{}", engine.error().message());
@@ -60,7 +62,7 @@ TEST(EngineStepper, TokensAndLogprobBitsAreThoseOfTheRequestAlone) {
   std::vector<Completion> want;
   for (size_t i = 0; i < 12; ++i) want.push_back(std::move(run(model, {}, requests(i))[0]));
   for (const World& w : {World{.chunk = 1}, World{.chunk = 7}, World{.chunk = 64}, World{.threads = 2, .chunk = 512},
-                         World{.threads = 2, .pages = 5}, World{.batch = 1}}) {
+                         World{.threads = 2, .pages = 5}, World{.pages = 5, .memory_pool = false}, World{.batch = 1}}) {
     Stats stats;
     std::vector<Completion> got = run(model, w, requests(), &stats);
     if (w.pages == 5) {

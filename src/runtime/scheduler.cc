@@ -10,7 +10,8 @@ namespace {
 bool older(const Sequence* a, const Sequence* b) { return a->arrival < b->arrival; }
 }  // namespace
 
-Scheduler::Scheduler(const SchedulerOptions& options, int64_t kv_pages) : options_(options), pool_(kv_pages) {
+Scheduler::Scheduler(const SchedulerOptions& options, int64_t kv_pages, std::function<void(std::span<const int32_t>)> freed)
+    : options_(options), pool_(kv_pages, std::move(freed)) {
   MI_CHECK(options.max_batch_size >= 1);
   MI_CHECK_LE(options.max_batch_size, options.max_tokens_per_step);
   MI_CHECK(options.prefill_tokens >= 1 && options.prefill_tokens_beside_decodes >= 1);

@@ -55,7 +55,8 @@ struct StepPlan {
 
 class Scheduler {
  public:
-  Scheduler(const SchedulerOptions& options, int64_t kv_pages);
+  // freed: as for kv::PagePool.
+  Scheduler(const SchedulerOptions& options, int64_t kv_pages, std::function<void(std::span<const int32_t>)> freed = {});
 
   // seq must stay alive until remove(). It has at least one token and fits the pool alone.
   void add(Sequence* seq);

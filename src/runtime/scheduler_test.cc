@@ -36,6 +36,12 @@ TEST(PagePool, ConservesPagesAndRefusesHalfAnAnswer) {
   EXPECT_TRUE(pool.take(1, &b));
   EXPECT_NE(a[0], b[0]);
   EXPECT_NE(a[1], b[0]);
+  std::vector<int32_t> freed;
+  kv::PagePool tells(2, [&](std::span<const int32_t> pages) { freed.assign(pages.begin(), pages.end()); });
+  std::vector<int32_t> c;
+  EXPECT_TRUE(tells.take(2, &c));
+  tells.give_back(c);
+  EXPECT_EQ(freed, c);
   pool.give_back(a);
   pool.give_back(b);
   EXPECT_EQ(pool.free_pages(), 3);

@@ -20,6 +20,8 @@ class Stepper {
   virtual int64_t max_tokens_per_step() const = 0;
   // exec::Engine::run: one step; logits [rows asked for, vocab] in batch order, valid until the next run().
   virtual std::span<const float> run(const exec::Batch& b) = 0;
+  // These pages belong to no sequence any more; they may be used again.
+  virtual void freed(std::span<const int32_t> pages) { (void)pages; }
   // fn(i) for i in [0, n), in any order and possibly at once; returns when all are done. For sampling between steps.
   virtual void for_each(int64_t n, const std::function<void(int64_t i)>& fn) {
     for (int64_t i = 0; i < n; ++i) fn(i);

@@ -26,6 +26,7 @@ Result<Session> open_session(const SessionOptions& o) {
   l.kv_type = o.kv_type;
   l.verify_checksums = o.verify_checksums;
   l.weights = o.weights;
+  l.memory_pool = o.memory_pool;
   l.weight_nodes = std::move(numa.weight_nodes);
   std::unique_ptr<Progress> progress;
   int64_t shown = 0;

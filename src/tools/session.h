@@ -21,6 +21,7 @@ struct SessionOptions {
   std::string kv_type;      // "": the engine's default
   bool verify_checksums = true;
   std::string weights = "auto";  // exec::LoadOptions::weights
+  bool memory_pool = true;       // exec::LoadOptions::memory_pool
   bool numa = true;              // plan threads and weights over memory nodes, where there are several
   bool quiet = false;            // no loading progress
 };

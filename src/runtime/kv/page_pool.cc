@@ -4,7 +4,8 @@
 
 namespace mi::runtime::kv {
 
-PagePool::PagePool(int64_t total) : used_(size_t(total), false) {
+PagePool::PagePool(int64_t total, std::function<void(std::span<const int32_t>)> freed)
+    : used_(size_t(total), false), freed_(std::move(freed)) {
   free_.reserve(size_t(total));
   for (int64_t i = total - 1; i >= 0; --i) free_.push_back(int32_t(i));
 }
@@ -26,6 +27,7 @@ void PagePool::give_back(std::span<const int32_t> pages) {
     used_[size_t(page)] = false;
     free_.push_back(page);
   }
+  if (freed_) freed_(pages);
 }
 
 }  // namespace mi::runtime::kv

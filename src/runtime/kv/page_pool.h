@@ -3,6 +3,7 @@
 // layers. free_pages() + used_pages() == total() always; taking a page twice or giving back a free one is a bug.
 
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <vector>
 
@@ -13,7 +14,8 @@ constexpr int64_t pages_for(int64_t tokens) { return (tokens + kPageTokens - 1) 
 
 class PagePool {
  public:
-  explicit PagePool(int64_t total);
+  // freed: told of every page that was given back; may be empty.
+  explicit PagePool(int64_t total, std::function<void(std::span<const int32_t>)> freed = {});
   int64_t total() const { return int64_t(used_.size()); }
   int64_t free_pages() const { return int64_t(free_.size()); }
   int64_t used_pages() const { return total() - free_pages(); }
@@ -24,6 +26,7 @@ class PagePool {
  private:
   std::vector<int32_t> free_;  // a stack: the page given back last, likely still in the caches, goes out first
   std::vector<bool> used_;
+  std::function<void(std::span<const int32_t>)> freed_;
 };
 
 }  // namespace mi::runtime::kv

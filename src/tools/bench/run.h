@@ -8,6 +8,7 @@
 #include "tools/bench/against.h"
 #include "tools/bench/record.h"
 #include "tools/bench/sweep.h"
+#include "tools/session.h"
 
 namespace mi::tools {
 
