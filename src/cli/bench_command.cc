@@ -156,9 +156,13 @@ Command add_bench(CLI::App& parent) {
       "bench", "measure prompt processing, one stream and many streams; compare with earlier runs");
   add_engine_flags(*app, &f->engine);
   app->get_option("--engine")->required(false);  // 'bench history' needs none
-  app->add_option("--prefill", f->prefill, "prompt lengths")->capture_default_str();
-  app->add_option("--decode", f->decode, "tokens of one stream after a prompt of 128")->capture_default_str();
-  app->add_option("--batch", f->batch, "streams at once: prompt 128, 64 tokens each")->capture_default_str();
+  app->add_option("--prefill", f->prefill, "prompt lengths")->capture_default_str()->type_name(kNumberList);
+  app->add_option("--decode", f->decode, "tokens of one stream after a prompt of 128")
+      ->capture_default_str()
+      ->type_name(kNumberList);
+  app->add_option("--batch", f->batch, "streams at once: prompt 128, 64 tokens each")
+      ->capture_default_str()
+      ->type_name(kNumberList);
   app->add_option("--rounds", f->rounds,
                   "measurements of each, the median is reported (default: 3, or 7 to save or compare)")
       ->check(CLI::Range(1, 100));

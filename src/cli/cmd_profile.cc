@@ -67,11 +67,11 @@ Command add_profile(CLI::App& parent) {
   CLI::App* app =
       parent.add_subcommand("profile", "where the time goes: per operation and layer, beside the machine's limits");
   add_engine_flags(*app, &f->engine);
-  app->add_option("--prefill", f->prefill, "prompt lengths")->capture_default_str();
+  app->add_option("--prefill", f->prefill, "prompt lengths")->capture_default_str()->type_name(kNumberList);
   app->add_option("--decode", f->profile.decode, "steps of decoding, after prompts of 128")
       ->check(CLI::Range(1, 1 << 20))
       ->capture_default_str();
-  app->add_option("--batch", f->batch, "sequences that decode together")->capture_default_str();
+  app->add_option("--batch", f->batch, "sequences that decode together")->capture_default_str()->type_name(kNumberList);
   app->add_option("--rounds", f->profile.rounds, "times to run each, the fastest is reported")
       ->check(CLI::Range(1, 100))
       ->capture_default_str();

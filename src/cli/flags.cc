@@ -22,7 +22,8 @@ void add_engine_flags(CLI::App& app, EngineFlags* f) {
                  "true: memory of keys and values, once used, is kept for the next request; false: the kernel gets it "
                  "back when a request ends")
       ->capture_default_str();
-  app.add_flag("--no-numa", f->no_numa, "leave threads and weights to the kernel on a machine with several memory nodes");
+  app.add_flag("--no-numa", f->no_numa,
+               "leave threads and weights to the kernel on a machine with several memory nodes");
   app.add_flag("--no-checksums", f->no_checksums, "trust weights.bin without reading it all first");
 }
 

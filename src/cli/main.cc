@@ -17,6 +17,7 @@
 #include "base/util.h"
 #include "base/version.h"
 #include "cli/command.h"
+#include "cli/number_list.h"
 #include "hw/cpu.h"
 
 namespace {
@@ -56,7 +57,7 @@ mi::Status check_values(const CLI::App& app) {
     for (const std::string& value : o->results()) {
       const char* why = nullptr;
       errno = 0;
-      if (value.empty() && o->get_items_expected_max() > 0)
+      if (value.empty() && o->get_items_expected_max() > 0 && type != mi::cli::kNumberList)
         why = "the value is empty; leave the flag out instead";
       else if (type.starts_with("FLOAT") && !std::isfinite(std::strtod(value.c_str(), nullptr)))
         why = "expected a finite number";
