@@ -45,6 +45,7 @@ struct Recipe {
   struct Skip {
     std::string names, why;
   };
+  std::string file;  // as errors name it
   std::string family;
   std::vector<std::string> model_types, misspelled, text_config, ignored_keys;
   KeySpecs keys;
