@@ -13,9 +13,8 @@ constexpr std::pair<Packing, std::string_view> kPackings[] = {{Packing::kPlain, 
                                                               {Packing::kPackedI8, "packed_i8"},
                                                               {Packing::kPackedI4, "packed_i4"}};
 
-// ---- fields: each struct lists its fields once, for both directions
-// ------------------------------------------------------ A field that v gets with a third argument is left out when it
-// equals that default and may be absent.
+// ---- fields: each struct lists its fields once, for both directions ----
+// A field that v gets with a third argument is left out when it equals that default and may be absent.
 
 template <class S, class V>
 void fields(S& s, V&& v) requires std::is_same_v<std::remove_const_t<S>, ModelFacts> {
@@ -143,8 +142,7 @@ void fields(S& s, V&& v) requires std::is_same_v<std::remove_const_t<S>, Manifes
   v("program", s.program);
 }
 
-// ---- writing
-// -------------------------------------------------------------------------------------------------------------
+// ---- writing ----
 template <class S>
 Json write(const S& s);  // a struct
 Json write(const std::string& v) { return v; }

@@ -154,7 +154,7 @@ Command add_bench(CLI::App& parent) {
   auto h = std::make_shared<HistoryFlags>();
   CLI::App* app = parent.add_subcommand(
       "bench", "measure prompt processing, one stream and many streams; compare with earlier runs");
-  add_engine_flags(*app, &f->engine);
+  add_engine_flags(*app, &f->engine, false);
   app->get_option("--engine")->required(false);  // 'bench history' needs none
   app->add_option("--prefill", f->prefill, "prompt lengths")->capture_default_str()->type_name(kNumberList);
   app->add_option("--decode", f->decode, "tokens of one stream after a prompt of 128")

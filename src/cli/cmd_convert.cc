@@ -52,7 +52,8 @@ Command add_convert(CLI::App& parent) {
   app->add_flag("--no-tokenizer", f->no_tokenizer, "a file that takes token ids only");
   app->add_option("--pre-tokenizer", f->pre_tokenizer,
                   "llama.cpp's name of the splitting rule (default: recognised from tokenizer.json)");
-  app->add_option("--threads", f->threads, "worker threads")->check(CLI::Range(1, 1024));
+  app->add_option("--threads", f->threads, "worker threads (default: what the CPU mask and quota allow)")
+      ->check(CLI::Range(1, 1024));
   app->add_flag("--force", f->force, "replace an existing file");
   app->add_flag("--json", f->json, "print the report as JSON");
   app->footer(

@@ -108,12 +108,12 @@ Command add_generate(CLI::App& parent) {
       ->capture_default_str();
   app->add_option("--temperature", f->temperature, "0: greedy")->capture_default_str();
   app->add_option("--top-k", f->top_k, "0: off")->capture_default_str();
-  app->add_option("--top-p", f->top_p)->capture_default_str();
-  app->add_option("--min-p", f->min_p)->capture_default_str();
+  app->add_option("--top-p", f->top_p, "1: off")->capture_default_str();
+  app->add_option("--min-p", f->min_p, "0: off")->capture_default_str();
   app->add_option("--seed", f->seed, "the same seed gives the same text");
-  app->add_option("--repetition-penalty", f->repetition)->capture_default_str();
-  app->add_option("--presence-penalty", f->presence)->capture_default_str();
-  app->add_option("--frequency-penalty", f->frequency)->capture_default_str();
+  app->add_option("--repetition-penalty", f->repetition, "1: off")->capture_default_str();
+  app->add_option("--presence-penalty", f->presence, "0: off")->capture_default_str();
+  app->add_option("--frequency-penalty", f->frequency, "0: off")->capture_default_str();
   app->add_option("--stop", f->stop, "end before this text; may be repeated");
   app->add_flag("--stats", f->stats, "print counts and speed afterwards");
   app->add_flag("--json", f->json, "print one JSON object instead of streaming");

@@ -29,7 +29,8 @@ int inspect_mir(const ir::MirDir& m, bool graph) {
   for (const auto& [name, v] : by_dtype)
     fmt::print("{:<13} {} tensors, {}\n", name, v.first, human_bytes(double(v.second)));
   for (const ir::Block& b : m.graph.blocks)
-    fmt::print("block         {}: {} layers, {} ops each\n", b.name, b.layers.size(), b.nodes.size());
+    fmt::print("block         {}: {} layer{}, {} ops each\n", b.name, b.layers.size(), b.layers.size() == 1 ? "" : "s",
+               b.nodes.size());
   if (graph) fmt::print("\n{}", ir::print(m.graph));
   return 0;
 }
@@ -41,7 +42,8 @@ int inspect_engine(const artifact::Manifest& m, const Path& dir, bool graph) {
              m.model.vocab, m.model.max_positions);
   fmt::print("parameters    {:.2f} million, {:.2f} million active per token, {}\n", double(m.model.total_params) / 1e6,
              double(m.model.active_params) / 1e6, m.model.precision);
-  fmt::print("weights       {} in {} segments\n", human_bytes(double(m.memory.weight_bytes)), m.segments.size());
+  fmt::print("weights       {} in {} segment{}\n", human_bytes(double(m.memory.weight_bytes)), m.segments.size(),
+             m.segments.size() == 1 ? "" : "s");
   fmt::print("KV cache      {} per token at bf16\n", human_bytes(double(m.memory.kv_bytes_per_token_bf16)));
   fmt::print("activations   {} per token of a step\n", human_bytes(double(m.memory.activation_bytes_per_token)));
   fmt::print("program       {} instructions\n", m.program.size());

@@ -40,7 +40,7 @@ Result<int> run(Flags& f) {
   tools::SessionOptions so = session_options(f.engine);
   so.threads = threads;
   so.max_batch_size = 1;
-  so.max_seq_len = tools::profile_kv_tokens(f.profile);
+  so.kv_tokens = tools::profile_kv_tokens(f.profile);
   so.quiet = f.json;
   MI_TRY(const tools::Session s, tools::open_session(so));
   MI_TRY(tools::Profile p, tools::run_profile(*s.engine, machine, f.profile));
@@ -66,7 +66,7 @@ Command add_profile(CLI::App& parent) {
   auto f = std::make_shared<Flags>();
   CLI::App* app =
       parent.add_subcommand("profile", "where the time goes: per operation and layer, beside the machine's limits");
-  add_engine_flags(*app, &f->engine);
+  add_engine_flags(*app, &f->engine, false);
   app->add_option("--prefill", f->prefill, "prompt lengths")->capture_default_str()->type_name(kNumberList);
   app->add_option("--decode", f->profile.decode, "steps of decoding, after prompts of 128")
       ->check(CLI::Range(1, 1 << 20))

@@ -25,14 +25,15 @@ Command add_quantize(CLI::App& parent) {
   app->add_option("--calib", f->calib, "calibration text or .jsonl (default: the recipe's, else a built-in text)");
   app->add_option("--max-kl", f->max_kl, "exit with 1 when the mean KL divergence against the float model is larger")
       ->check(CLI::NonNegativeNumber);
-  app->add_option("--threads", f->threads, "worker threads")->check(CLI::Range(1, 1024));
+  app->add_option("--threads", f->threads, "worker threads (default: what the CPU mask and quota allow)")
+      ->check(CLI::Range(1, 1024));
   app->add_flag("--force", f->force, "replace an existing output");
   app->add_flag("--no-compare", f->no_compare, "skip the comparison with the float model");
   app->add_flag("--json", f->json, "print the report as JSON");
   app->footer(
       "Example:\n"
-      "  metainfer quantize --model mini-m3-mir --config quant_w8a8.yaml --calib calib.jsonl --output mini-m3-w8a8\n"
-      "\nquant_w8a8.yaml:\n"
+      "  metainfer quantize --model mini-m3-mir --config scripts/quant_w8a8.yaml --output mini-m3-w8a8\n"
+      "\nA recipe:\n"
       "  quant:\n"
       "    weight_bits: 8                      # or 4\n"
       "    activation_bits: 8\n"
@@ -43,7 +44,9 @@ Command add_quantize(CLI::App& parent) {
       "    calibration_length: 256\n"
       "    smooth_quant: {enable: true, alpha: 0.6}\n"
       "    sensitive_layers: []                # kept in float: \"layers.3.moe.experts.down\" or \"re:.*\\\\.down\"\n"
-      "    layers: {lm_head: int8}             # float, int8 or int4 by name or pattern: the last word");
+      "    # layers: {lm_head: int8}           # float, int8 or int4 by name or pattern: the last word\n"
+      "    # calibration_data: calib.jsonl     # or --calib: text, or jsonl with \"text\", \"messages\" or \"ids\"\n"
+      "The head, the router and a sparse-attention index stay float unless `layers` names them.");
   return {app, [f]() -> Result<int> {
             if (f->max_kl && f->no_compare)
               return fail(ErrorCode::kUsage, "--max-kl judges the comparison that --no-compare leaves out");

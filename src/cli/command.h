@@ -44,7 +44,8 @@ struct EngineFlags {
   bool no_numa = false;
   bool no_checksums = false;
 };
-void add_engine_flags(CLI::App& app, EngineFlags* f);
+// sequences: also those that size the KV pool, which bench and profile do by themselves.
+void add_engine_flags(CLI::App& app, EngineFlags* f, bool sequences = true);
 tools::SessionOptions session_options(const EngineFlags& f);
 
 }  // namespace mi::cli

@@ -2,16 +2,18 @@
 
 namespace mi::cli {
 
-void add_engine_flags(CLI::App& app, EngineFlags* f) {
+void add_engine_flags(CLI::App& app, EngineFlags* f, bool sequences) {
   app.add_option("--engine", f->engine, "engine directory, from metainfer build")->required();
   app.add_option("--threads", f->threads, "worker threads (default: what the CPU mask and quota allow)")
       ->check(CLI::Range(1, 1024));
-  app.add_option("--max-seq-len", f->max_seq_len,
-                 "longest sequence, prompt and answer together (default: the model's, at most 4096)")
-      ->check(CLI::Range(1, 1 << 24));
-  app.add_option("--max-batch-size", f->max_batch_size, "sequences in a step")
-      ->check(CLI::Range(1, 4096))
-      ->capture_default_str();
+  if (sequences) {
+    app.add_option("--max-seq-len", f->max_seq_len,
+                   "longest sequence, prompt and answer together (default: the model's, at most 4096)")
+        ->check(CLI::Range(1, 1 << 24));
+    app.add_option("--max-batch-size", f->max_batch_size, "sequences in a step")
+        ->check(CLI::Range(1, 4096))
+        ->capture_default_str();
+  }
   app.add_option("--kv-type", f->kv_type, "storage of keys and values: f32, bf16 or int8 (default: the engine's)")
       ->check(CLI::IsMember({"f32", "bf16", "int8"}));
   app.add_option("--weights", f->weights,

@@ -108,7 +108,7 @@ int run(int argc, char** argv) {
   app.footer(
       "A model goes through export -> quantize -> build -> serve:\n"
       "  metainfer export   --model-dir models/mini-m3 --output mini-m3-mir\n"
-      "  metainfer quantize --model mini-m3-mir --config quant_w8a8.yaml --output mini-m3-w8a8\n"
+      "  metainfer quantize --model mini-m3-mir --config scripts/quant_w8a8.yaml --output mini-m3-w8a8\n"
       "  metainfer build    --model mini-m3-w8a8 --target cpu --opt-level O2 --output mini-m3-engine\n"
       "  metainfer serve    --engine mini-m3-engine --port 8000\n"
       "\nExit codes: 0 ok, 1 the check failed, 2 usage, 3 environment (no memory, disk full), 4 bad input.");

@@ -78,6 +78,10 @@ Result<MirDir> MirDir::open(const Path& dir) {
   MirDir m;
   m.dir = dir;
   const Path text_path = dir / "model.mir";
+  std::error_code ec;
+  if (!std::filesystem::exists(text_path, ec) && std::filesystem::exists(dir / "engine.json", ec))
+    return bad_input("{}: this is an engine, not a MIR directory; give what metainfer export or quantize wrote",
+                     dir.string());
   MI_TRY(const std::string text, read_file(text_path, kMaxModelText));
   auto graph = parse(text);
   if (!graph.ok()) return graph.error().with_context(text_path.string());

@@ -1,9 +1,10 @@
 #pragma once
 // A MIR directory on disk:
-//   model.mir                 the graph (text.h)
-//   weights/NNNNN.safetensors tensors under their full names ("layers.3.attn.q.weight", "..._scale"); each name in one
-//   file tokenizer/                tokenizer.json, chat_template.jinja, generation_config.json, tokenizer_config.json
-//   (those that exist) provenance.json           source hashes, tool version, options, calibration statistics' hash
+//   model.mir                  the graph (text.h)
+//   weights/NNNNN.safetensors  tensors under their full names ("layers.3.attn.q.weight", "..._scale"); each in one file
+//   tokenizer/                 tokenizer.json, chat_template.jinja, generation_config.json, tokenizer_config.json
+//                              (those that exist)
+//   provenance.json            source hashes, tool version, options, calibration statistics' hash
 // Reading maps the weights and checks that they are exactly those that the graph declares, with its shapes and dtypes.
 
 #include <map>

@@ -10,11 +10,15 @@
 //
 //   file    = "mir" "1" model block { block }                      first block: prologue, last: epilogue
 //   model   = "model" STRING "{" { KEY "=" (STRING | INT | "[" INTS "]") } "}"
-//   block   = ("prologue" | "epilogue" | "block" NAME "layers" "=" RANGE { "," RANGE }) "{" { input | weight | node |
-//   output } "}" input   = "input" NAME ":" type weight  = "weight" NAME ":" FORMAT "[" INTS "]" [ MARK ]       FORMAT:
-//   f32, bf16, ..., w8a8 or w4a8_g128 node    = NAME { "," NAME } "=" OP [ arg { "," arg } ] [ "{" { FIELD "=" WORD } "}" ] ":"
-//   type { "," type } arg     = VALUE | ROLE "=" (WEIGHT | "[" WEIGHT { "," WEIGHT } "]") output  = "output" NAME { ","
-//   NAME } type    = ELEM "[" ("T" | "P" | "L") "," INT "]" | "state"     token, pair or logit rows
+//   block   = ("prologue" | "epilogue" | "block" NAME "layers" "=" RANGE { "," RANGE })
+//             "{" { input | weight | node | output } "}"
+//   input   = "input" NAME ":" type
+//   weight  = "weight" NAME ":" FORMAT "[" INTS "]" [ MARK ]       FORMAT: f32, bf16, ..., w8a8 or w4a8_g128
+//   node    = NAME { "," NAME } "=" OP [ arg { "," arg } ] [ "{" { FIELD "=" WORD } "}" ]
+//             ":" type { "," type }
+//   arg     = VALUE | ROLE "=" (WEIGHT | "[" WEIGHT { "," WEIGHT } "]")
+//   output  = "output" NAME { "," NAME }
+//   type    = ELEM "[" ("T" | "P" | "L") "," INT "]" | "state"     token, pair or logit rows
 
 namespace mi::ir {
 namespace {

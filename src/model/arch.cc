@@ -22,7 +22,7 @@ std::optional<int64_t> as_int64(const Json& v) {
 class Fields {
  public:
   Fields(const Recipe& r, const std::string& section, Config& c)
-      : j_(r.section(section)), c_(c), what_(r.family + ".yaml: " + section) {}
+      : j_(r.section(section)), c_(c), what_(r.file + ": " + section) {}
 
   // A constant, $name or $(expression).
   Json get(const std::string& key, const Json& fallback) {

@@ -208,7 +208,7 @@ Result<WeightInfo> Binder::need(int32_t layer, const std::string& local, const S
   s.shape = shape;
   const std::string ops_key = dump_json(best.alternative->ops);
   if (!ops_.count(ops_key)) {
-    MI_TRY(ops_[ops_key], parse_view_ops(best.alternative->ops, &config_, recipe_.family + ".yaml: " + local));
+    MI_TRY(ops_[ops_key], parse_view_ops(best.alternative->ops, &config_, recipe_.file + ": " + local));
   }
   const std::vector<ViewOp>& ops = ops_[ops_key];
   for (const std::string& from : best.alternative->from) s.origin.from.push_back(original(replace(from, "{layer}", std::to_string(layer))));

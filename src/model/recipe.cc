@@ -181,6 +181,7 @@ Result<Recipe> parse_recipe(std::string_view yaml, const std::string& what) {
   MI_TRY_VOID(refuse_unknown_keys(own, kKeys, what));
   const Json& common = common_json();
   Recipe r;
+  r.file = what;
   MI_TRY(r.family, json_get<std::string>(own, "family", what));
   MI_TRY(r.model_types, json_get<std::vector<std::string>>(own, "model_types", what));
   MI_TRY(r.misspelled, json_get_or<std::vector<std::string>>(own, "misspelled", {}, what));

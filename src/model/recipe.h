@@ -8,10 +8,12 @@
 //   misspelled: [...]                   # accepted with a note
 //   text_config: [text_config]          # where a wrapper keeps its text config
 //   config:                             # canonical name: {keys, type, default, min}; merged over common's, field by
-//   field require: {hidden_act: [silu]}       # raw config key: values that this recipe stands for; another value is
-//   refused norm, attention, rope, window, index, activation, mlp, moe, scalars: the blocks (fields: arch.cc). A value
-//   is a constant,
-//       $name (a config value) or $(a * b) (an integer expression of config values).
+//                                       # field
+//   require: {hidden_act: [silu]}       # raw config key: values that this recipe stands for; another value is
+//                                       # refused
+//   norm, attention, rope, window, index, activation, mlp, moe, scalars: the blocks (fields: arch.cc).
+//                                       # A value is a constant, $name (a config value) or $(a * b) (an integer
+//                                       # expression of config values).
 //   tensors:
 //     include: [attention, experts_q]   # groups of common.yaml
 //     layer_prefix: "model.layers.{layer}."
@@ -43,6 +45,7 @@ struct Recipe {
   struct Skip {
     std::string names, why;
   };
+  std::string file;  // as errors name it
   std::string family;
   std::vector<std::string> model_types, misspelled, text_config, ignored_keys;
   KeySpecs keys;

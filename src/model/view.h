@@ -3,8 +3,7 @@
 // of a recipe's `ops` list, applied in order ("rows" are the second last dimension of a matrix, the last of a bias):
 //   transpose                 the last two dimensions change places
 //   {orient: [N, K]}          as transpose where the matrix is [K, N], nothing where it is [N, K]; refused when N = K:
-//   the shape
-//                             cannot tell which it is
+//                             the shape cannot tell which it is
 //   {half: 0|1}               the first or second half of the rows
 //   {every: [step, start]}    rows start, start + step, ...
 //   {rows: [start, count]}    a range of rows

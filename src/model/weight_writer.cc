@@ -10,8 +10,7 @@ namespace {
 constexpr int64_t kChunkBytes = int64_t(1) << 20;
 
 // A float's bits without the sign order as its magnitude does: the largest of a row tells whether it holds NaN or
-// infinity
-// (>= infinity) or only subnormal numbers (< least_normal).
+// infinity (>= infinity) or only subnormal numbers (< least_normal).
 template <typename U>
 Scan scan_bits(const std::byte* data, int64_t rows, int64_t cols, U infinity, U least_normal) {
   constexpr U kMagnitude = U(~U(0)) >> 1;

@@ -75,6 +75,8 @@ Result<std::vector<std::pair<std::string, LayerFormat>>> parse_layers(const YAML
 
 Result<QuantConfig> parse(const YAML::Node& root, const std::string& what) {
   if (!root.IsMap()) return bad_input("{}: expected a mapping with the key 'quant'", what);
+  for (const std::string& key : kKeys)
+    if (root[key]) return bad_input("{}: the key '{}' has to stand under 'quant:'", what, key);
   MI_TRY_VOID(refuse_unknown(root, {"quant"}, what));
   const YAML::Node q = root["quant"];
   if (!q || !q.IsMap()) return bad_input("{}: 'quant:' with its settings is missing", what);

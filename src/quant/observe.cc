@@ -45,7 +45,7 @@ Observations observe(exec::Engine& engine, const ir::Graph& g, const Calibration
 
   std::vector<int32_t> pages(size_t(engine.kv_pages()));
   std::iota(pages.begin(), pages.end(), 0);
-  Progress progress("calibrate", uint64_t(set.tokens), false);
+  Progress progress("calibrate, tokens", uint64_t(set.tokens), false);
   for (const std::vector<int32_t>& ids : set.sequences) {
     const int64_t step = engine.options().max_tokens_per_step;
     for (int64_t at = 0; at < int64_t(ids.size()); at += step) {

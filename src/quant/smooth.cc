@@ -38,8 +38,8 @@ std::vector<SmoothSite> smooth_sites(const ir::Graph& g, std::vector<std::string
       if (!other.empty() || std::find(b.outputs.begin(), b.outputs.end(), norm.out[0]) != b.outputs.end()) {
         // A full-width QK norm has clamp, rope or attention behind it and is no smoothing site; say so once per block.
         if (skipped)
-          skipped->push_back(
-              fmt::format("{}: {} is read by {}", b.name, v.name, other.empty() ? "the next layer" : other));
+          skipped->push_back(fmt::format("not smoothed: {} of {}, which {} reads", v.name, b.name,
+                                         other.empty() ? "the next layer" : other));
         continue;
       }
       for (int32_t layer : b.layers) {

@@ -6,9 +6,10 @@
 //   a_i = x_i / r or x_i * r for tokens seen in prompt or output (x_i > 0 or not)   r: repetition_penalty
 //         - presence (once) - frequency * count                                     for tokens seen in the output
 //         + logit_bias_i,   and -inf where the constraint or min_tokens forbids i
-//   greedy: argmax a, ties to the lowest id.   Else w_i = exp((a_i - max a) / T), of which top_k, min_p and top_p keep
-//   a head of the order (a descending, id ascending); the token is where u * sum w falls, u = unit(seed, tokens so
-//   far). logprob_i = x_i - log sum_j exp(x_j), not below kLowestLogprob.
+//   greedy: argmax a, ties to the lowest id.
+//   else w_i = exp((a_i - max a) / T), of which top_k, min_p and top_p keep a head of the order (a descending, id
+//        ascending); the token is where u * sum w falls, u = unit(seed, tokens so far).
+//   logprob_i = x_i - log sum_j exp(x_j), not below kLowestLogprob.
 // Sums are double, in a fixed order, with an exp of our own: the same bits on every machine.
 
 #include <cstdint>

@@ -1,6 +1,6 @@
 #pragma once
 // The operations of a model and their parameters: the one vocabulary shared by the graph (ir), the engine file
-// (artifact) and the executor (exec). Numerics of each op are defined by its reference kernel (kernels/*/reference.cc);
+// (artifact) and the executor (exec). Numerics of each op are defined by its scalar kernel (src/kernels);
 // formulas are given here.
 //
 // Rows and columns. Every value is a matrix: rows are tokens of the step (kToken, T of them), (token, chosen expert)

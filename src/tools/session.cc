@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "artifact/reader.h"
 #include "base/util.h"
 #include "hw/numa.h"
 #include "runtime/stepper.h"
@@ -19,8 +20,6 @@ Result<Session> open_session(const SessionOptions& o) {
   s.pool = std::make_unique<hw::ThreadPool>(threads, std::move(numa.worker_cpus));
   MI_TRY(s.text, text::load_model_text(o.engine / "tokenizer"));
 
-  // The KV pool holds max_batch_size sequences of max_seq_len tokens; the model's own limit is known only after
-  // loading.
   exec::LoadOptions l;
   l.max_tokens_per_step = o.max_tokens_per_step;
   l.kv_type = o.kv_type;
@@ -36,13 +35,17 @@ Result<Session> open_session(const SessionOptions& o) {
       progress->advance(uint64_t(done - shown));
       shown = done;
     };
+  int64_t positions = 0;  // known before loading, as the pool is made then
+  {
+    MI_TRY(const artifact::LoadedArtifact a, artifact::open_artifact(o.engine));
+    positions = a.manifest.model.max_positions;
+  }
   const int64_t limit = o.max_seq_len > 0 ? o.max_seq_len : 4096;
-  const int64_t pages_each = (limit + artifact::kKvPageTokens - 1) / artifact::kKvPageTokens;
-  l.kv_pages = pages_each * o.max_batch_size;
+  s.max_seq_len = positions > 0 ? std::min(limit, positions) : limit;
+  const auto pages = [](int64_t tokens) { return (tokens + artifact::kKvPageTokens - 1) / artifact::kKvPageTokens; };
+  l.kv_pages = o.kv_tokens > 0 ? pages(o.kv_tokens) : pages(s.max_seq_len) * o.max_batch_size;
   MI_TRY(s.engine, exec::Engine::load(o.engine, l, *s.pool));
   if (progress) progress->done();
-  const int64_t positions = s.engine->manifest().model.max_positions;
-  s.max_seq_len = positions > 0 ? std::min(limit, positions) : limit;
   s.max_batch_size = o.max_batch_size;
   return s;
 }

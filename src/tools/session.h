@@ -17,7 +17,8 @@ struct SessionOptions {
   int threads = 0;  // 0: hw::advise_threads()
   int64_t max_tokens_per_step = 512;
   int64_t max_batch_size = 32;
-  int64_t max_seq_len = 0;  // 0: the model's max_positions, at most 4096
+  int64_t max_seq_len = 0;  // at most the model's max_positions; 0: those, at most 4096
+  int64_t kv_tokens = 0;    // the KV pool has room for so many; 0: for max_batch_size sequences of max_seq_len
   std::string kv_type;      // "": the engine's default
   bool verify_checksums = true;
   std::string weights = "auto";  // exec::LoadOptions::weights

@@ -10,10 +10,9 @@ std::string verify_text(const VerifyReport& r) {
   for (const VerifyRow& row : r.rows) width = std::max(width, row.what.size());
   std::string s = fmt::format("{:<{}} {:>12} {:>12}  {}\n", "what", width, "found", "limit", "unit");
   for (const VerifyRow& row : r.rows)
-    s += fmt::format("{:<{}} {:>12.4g} {:>12.4g}  {}{}\n", row.what, width, row.found, row.limit, row.unit,
-                     row.ok       ? ""
-                     : row.judged ? "   <-- out of limits"
-                                  : "   (not judged)");
+    s += fmt::format("{:<{}} {:>12.4g} {:>12}  {}{}\n", row.what, width, row.found,
+                     row.judged ? fmt::format("{:.4g}", row.limit) : "not judged", row.unit,
+                     row.judged && !row.ok ? "   <-- out of limits" : "");
   if (r.tokens > 0) s += fmt::format("mean KL over {} tokens: {:.6f}\n", r.tokens, r.mean_kl);
   s += r.ok() ? "verified: everything within limits\n"
               : fmt::format("NOT verified: the first difference is {}\n", r.first_bad);

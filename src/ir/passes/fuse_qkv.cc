@@ -1,9 +1,10 @@
 // Projections of attention that read the same value become one matrix product over stacked weights:
 //
-//   q = linear a, weight=attn.q.weight               qkv = linear a, weight=[attn.q.weight, attn.k.weight,
-//   attn.v.weight] k = linear a, weight=attn.k.weight        →      q   = slice qkv {len=...} v = linear a,
-//   weight=attn.v.weight               k   = slice qkv {start=... len=...}
-//                                                    v   = slice qkv {start=... len=...}
+//   q = linear a, weight=attn.q.weight          qkv = linear a, weight=[attn.q.weight, attn.k.weight,
+//   k = linear a, weight=attn.k.weight    →                             attn.v.weight]
+//   v = linear a, weight=attn.v.weight          q   = slice qkv {len=...}
+//                                               k   = slice qkv {start=... len=...}
+//                                               v   = slice qkv {start=... len=...}
 //
 // The projections of the block index (marked `index`) join where their precision is the same; biases are stacked where
 // every member has one, and members with and without stay in groups of their own. Slices are views: they cost nothing.

@@ -3,9 +3,8 @@
 //
 //   kRead         reads [data, data + bytes) once and returns the sum of its 64-bit words, wrapping
 //   kInt8, kF32   `loops` rounds of multiply-adds of ones, in enough independent chains to keep the units busy,
-//   operands in
-//                 registers; returns the sum of all accumulators. Every product is 1, so this is the number of
-//                 multiply-adds that were done, counted by the arithmetic itself.
+//                 operands in registers; returns the sum of all accumulators. Every product is 1, so this is the
+//                 number of multiply-adds that were done, counted by the arithmetic itself.
 
 #include <stdint.h>
 

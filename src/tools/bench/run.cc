@@ -27,7 +27,7 @@ Result<Session> open(const BenchOptions& o, int64_t tokens, double* load_s) {
   SessionOptions so = o.session;
   so.threads = thread_count(o);
   so.max_batch_size = 1;
-  so.max_seq_len = tokens;
+  so.kv_tokens = tokens;
   const auto start = Clock::now();
   MI_TRY(Session s, open_session(so));
   *load_s = std::chrono::duration<double>(Clock::now() - start).count();

@@ -2,8 +2,7 @@
 // How much of the machine's limit a measured speed is.
 //
 //   prefill        2 * active weights * tok/s over the best int8 rate (engines whose products are mostly float: over
-//   the float
-//                  rate); attention and the output head are not counted
+//                  the float rate); attention and the output head are not counted
 //   decode, batch  weight bytes that a step must read * steps per second over the read bandwidth, a batch of b touching
 //                  E (1 - (1 - k/E)^b) experts; or 2 * active weights * tok/s over the arithmetic rate where that share
 //                  is the larger: the tighter bound counts
