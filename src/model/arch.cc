@@ -327,6 +327,7 @@ Result<ArchSpec> resolve_arch(const Recipe& r, Config& c) {
 
   Fields norm(r, "norm", c);
   a.eps = norm.number("eps", "$eps");
+  if (!(a.eps >= 0 && a.eps < 1)) return bad_input("{} is {}, expected a number from 0 to 1", c.spelled("eps"), a.eps);
   a.plus_one = norm.flag("plus_one", false);
   MI_TRY_VOID(norm.finish());
   MI_TRY_VOID(read_attention(r, c, &a));

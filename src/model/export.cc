@@ -323,9 +323,16 @@ Status make_plan(const ExportOptions& o, const Path& dir, const Path& config_pat
   return {};
 }
 
-}  // namespace
+// The way out, where the message has none yet.
+Error with_way_out(const Error& e) {
+  constexpr std::string_view kWays[] = {"fetch", "did you mean", "known are", "correct", "remove", "--", "expected", "give "};
+  const std::string& m = e.message();
+  const bool has = std::any_of(std::begin(kWays), std::end(kWays), [&](std::string_view w) { return m.find(w) != m.npos; });
+  return e.code() != ErrorCode::kBadInput || has ? e
+                                                 : bad_input("{}; fetch this file again, or correct it if it is your own", m);
+}
 
-Result<ExportReport> export_model(const ExportOptions& o) {
+Result<ExportReport> run_export(const ExportOptions& o) {
   const auto start = std::chrono::steady_clock::now();
   ExportReport r;
   Plan p;
@@ -358,6 +365,14 @@ Result<ExportReport> export_model(const ExportOptions& o) {
     MI_TRY_VOID(out.commit());
   }
   r.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  return r;
+}
+
+}  // namespace
+
+Result<ExportReport> export_model(const ExportOptions& o) {
+  auto r = run_export(o);
+  if (!r.ok()) return with_way_out(r.error());
   return r;
 }
 

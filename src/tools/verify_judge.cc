@@ -39,8 +39,8 @@ int64_t ordered(float f) {
 
 }  // namespace
 
-Judge::Judge(const std::string& precision, VerifyLimits limits)
-    : int8_(precision == "w8a8" || precision == "w4a8"), limits_(limits) {
+Judge::Judge(const std::string& precision, const std::string& kv_type, VerifyLimits limits)
+    : rounds_(precision != "fp32" || kv_type != "f32"), limits_(limits) {
   const bool int4 = precision == "w4a8";
   if (limits_.max_kl < 0) limits_.max_kl = int4 ? 0.25 : 0.02;
   if (limits_.max_layer_deviation < 0) limits_.max_layer_deviation = int4 ? 0.4 : 0.25;
@@ -53,7 +53,7 @@ void Judge::row(std::string what, double found, double limit, std::string unit, 
 }
 
 void Judge::hidden(const std::string& what, std::span<const float> found, std::span<const float> reference) {
-  if (int8_)
+  if (rounds_)
     row(what, relative_rms(found, reference), limits_.max_layer_deviation, "relative");
   else
     row(what, max_abs_difference(found, reference), limits_.hidden_max_abs, "max abs");
@@ -63,9 +63,9 @@ void Judge::routing(const std::string& what, const Trace::Routing& found, std::s
                     std::span<const float> weights) {
   int64_t differ = 0;
   for (size_t i = 0; i < ids.size(); ++i) differ += found.ids[i] != ids[i];
-  row(what + " experts", double(differ), 0, "differ", !int8_);
+  row(what + " experts", double(differ), 0, "differ", !rounds_);
   if (differ == 0 && !weights.empty())
-    row(what + " weights", max_abs_difference(found.weights, weights), limits_.weights_max_abs, "max abs", !int8_);
+    row(what + " weights", max_abs_difference(found.weights, weights), limits_.weights_max_abs, "max abs", !rounds_);
 }
 
 void Judge::logits(const std::string& what, std::span<const float> found, std::span<const float> reference,
@@ -76,7 +76,7 @@ void Judge::logits(const std::string& what, std::span<const float> found, std::s
     kl += quant::kl_divergence(reference.data() + t * vocab, found.data() + t * vocab, vocab);
   report.mean_kl = (report.mean_kl * double(report.tokens) + kl) / double(report.tokens + tokens);
   report.tokens += tokens;
-  if (int8_) {
+  if (rounds_) {
     row(what + " logits", kl / double(tokens), limits_.max_kl, "mean KL", judged);
     return;
   }
@@ -89,7 +89,7 @@ void Judge::logits(const std::string& what, std::span<const float> found, std::s
 }
 
 void Judge::kl_over_all() {
-  if (int8_) row("logits over all texts", report.mean_kl, limits_.max_kl, "mean KL");
+  if (rounds_) row("logits over all texts", report.mean_kl, limits_.max_kl, "mean KL");
 }
 
 void Judge::weight(const std::string& what, std::span<const float> found, std::span<const float> reference) {

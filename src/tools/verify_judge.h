@@ -12,8 +12,9 @@ namespace mi::tools {
 
 class Judge {
  public:
-  // precision: of the engine, as its manifest names it.
-  Judge(const std::string& precision, VerifyLimits limits);
+  // precision and kv_type: of the engine, as its manifest and its options name them. Only fp32 with a cache of f32 keeps
+  // a float graph's numbers; any other engine rounds.
+  Judge(const std::string& precision, const std::string& kv_type, VerifyLimits limits);
 
   // Rows come in model order: the first one out of limits is named.
   void row(std::string what, double found, double limit, std::string unit, bool judged = true);
@@ -28,11 +29,11 @@ class Judge {
   // A weight: the numbers that are not the same or neighbours (1 ulp).
   void weight(const std::string& what, std::span<const float> found, std::span<const float> reference);
 
-  bool int8() const { return int8_; }  // activations, whatever the weights
+  bool rounds() const { return rounds_; }
   VerifyReport report;
 
  private:
-  bool int8_;
+  bool rounds_;
   VerifyLimits limits_;
 };
 

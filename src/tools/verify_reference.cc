@@ -1,3 +1,5 @@
+#include <algorithm>
+#include <charconv>
 #include <cmath>
 #include <cstring>
 
@@ -97,7 +99,10 @@ Error wrong_size(const Safetensors& f, const std::string& name, int64_t expected
 // The recorded expert choices of a layer, where there are any.
 Status judge_routing(const Safetensors& f, const Sequence& seq, int32_t layer, const Trace& t, Judge* judge) {
   const std::string prefix = fmt::format("{}.layer{}", seq.name, layer);
-  if (!f.find(prefix + ".experts") || !t.routing.count(layer)) return {};
+  if (!f.find(prefix + ".experts")) return {};
+  if (!t.routing.count(layer))
+    return bad_input("{}: {}.experts: this engine routes nothing in that layer: it belongs to another model",
+                     f.file().path().string(), prefix);
   MI_TRY(const std::vector<int32_t> experts, ids_of(f, prefix + ".experts"));
   std::vector<float> weights;
   if (f.find(prefix + ".weights")) {
@@ -107,13 +112,31 @@ Status judge_routing(const Safetensors& f, const Sequence& seq, int32_t layer, c
   const Trace::Routing& found = t.routing.at(layer);
   if (found.ids.size() != experts.size())
     return wrong_size(f, prefix + ".experts", int64_t(found.ids.size()), int64_t(experts.size()));
+  if (!weights.empty() && found.weights.size() != weights.size())
+    return wrong_size(f, prefix + ".weights", int64_t(found.weights.size()), int64_t(weights.size()));
   judge->routing(fmt::format("{} layer {}", seq.name, layer), found, experts, weights);
+  return {};
+}
+
+// Records of layers that this engine does not have.
+Status refuse_other_layers(const Safetensors& f, const Sequence& seq, int64_t layers) {
+  const std::string prefix = seq.name + ".layer";
+  for (const Safetensors::Entry& e : f.entries()) {
+    if (!e.name.starts_with(prefix)) continue;
+    int64_t layer = -1;
+    const char* const end = e.name.data() + e.name.size();
+    const auto number = std::from_chars(e.name.data() + prefix.size(), end, layer);
+    if (number.ec == std::errc() && number.ptr < end && *number.ptr == '.' && layer >= 0 && layer < layers) continue;
+    return bad_input("{}: {}: this engine has the layers 0 to {}: it belongs to another model",
+                     f.file().path().string(), e.name, layers - 1);
+  }
   return {};
 }
 
 Status judge_sequence(const Session& s, const Safetensors& f, const Sequence& seq, const std::vector<int32_t>& ids,
                       Judge* judge) {
   const artifact::ModelFacts& m = s.engine->manifest().model;
+  MI_TRY_VOID(refuse_other_layers(f, seq, m.layers));
   const Trace t = trace(*s.engine, ids);
   const int64_t tokens = int64_t(ids.size()), row = tokens * m.hidden;
   std::vector<float> hidden;  // empty: not recorded
@@ -145,6 +168,7 @@ Status judge_greedy(const Session& s, const Safetensors& f, const Sequence& seq,
   const std::string name = seq.name + ".greedy_tokens";
   if (!f.find(name)) return {};
   MI_TRY(const std::vector<int32_t> expected, ids_of(f, name));
+  if (expected.empty()) return bad_input("{}: {} is empty", f.file().path().string(), name);
   runtime::Request r;
   r.prompt = ids;
   r.sampling.temperature = 0;
@@ -156,7 +180,7 @@ Status judge_greedy(const Session& s, const Safetensors& f, const Sequence& seq,
   MI_TRY(const std::vector<runtime::Completion> done, runtime::generate(*loop, std::move(one)));
   int64_t differ = 0;
   for (size_t i = 0; i < expected.size(); ++i) differ += i >= done[0].tokens.size() || done[0].tokens[i] != expected[i];
-  judge->row(seq.name + " greedy tokens", double(differ), 0, "differ", !judge->int8());
+  judge->row(seq.name + " greedy tokens", double(differ), 0, "differ", !judge->rounds());
   return {};
 }
 
@@ -170,7 +194,7 @@ Result<VerifyReport> verify_reference(const Session& s, const Path& reference, V
     return bad_input("{}: holds neither seq0.input_ids nor input_ids.0, so there is nothing to run",
                      reference.string());
   const artifact::ModelFacts& m = s.engine->manifest().model;
-  Judge judge(m.precision, limits);
+  Judge judge(m.precision, s.engine->options().kv_type, limits);
   for (const Sequence& seq : sequences) {
     MI_TRY(const std::vector<int32_t> ids, ids_of(f, seq.ids));
     if (ids.empty() || int64_t(ids.size()) > s.max_seq_len)
@@ -183,6 +207,11 @@ Result<VerifyReport> verify_reference(const Session& s, const Path& reference, V
     MI_TRY_VOID(judge_sequence(s, f, seq, ids, &judge));
     MI_TRY_VOID(judge_greedy(s, f, seq, ids, &judge));
   }
+  const auto& rows = judge.report.rows;
+  if (std::none_of(rows.begin(), rows.end(), [](const VerifyRow& r) { return r.judged; }))
+    return bad_input(
+        "{}: holds nothing that this engine is judged by; record hidden states, logits{}",
+        reference.string(), judge.rounds() ? "" : ", expert choices or greedy tokens");
   return judge.report;
 }
 

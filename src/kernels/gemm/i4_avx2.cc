@@ -11,6 +11,7 @@ struct Avx2 {
   static Reg load(const uint8_t* p) { return _mm256_loadu_si256((const __m256i*)p); }
   static Reg broadcast(int32_t v) { return _mm256_set1_epi32(v); }
   static Reg zero() { return _mm256_setzero_si256(); }
+  static Reg add(Reg a, Reg b) { return _mm256_add_epi32(a, b); }
   static Reg dot(Reg sum, Reg w, Reg x) { return _mm256_add_epi16(sum, _mm256_maddubs_epi16(w, x)); }
   static Reg fold(Reg acc, Reg sum) {
     return _mm256_add_epi32(acc, _mm256_madd_epi16(sum, _mm256_set1_epi16(1)));

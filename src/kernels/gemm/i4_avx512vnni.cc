@@ -10,6 +10,7 @@ struct Vnni512 {
   static Reg load(const uint8_t* p) { return _mm512_loadu_si512(p); }
   static Reg broadcast(int32_t v) { return _mm512_set1_epi32(v); }
   static Reg zero() { return _mm512_setzero_si512(); }
+  static Reg add(Reg a, Reg b) { return _mm512_add_epi32(a, b); }
   static Reg dot(Reg sum, Reg w, Reg x) { return _mm512_dpbusd_epi32(sum, w, x); }
   static Reg fold(Reg, Reg sum) { return sum; }
   static Reg low(Reg v) { return _mm512_and_si512(v, _mm512_set1_epi8(15)); }

@@ -4,10 +4,10 @@
 //   dot(sum, w, x)       adds products of u8 w and s8 x to the sums
 //   kFolds               sums of dot() are narrow: after at most eight, fold(acc, sum) adds them to int32 ones
 //   kBlockRows           rows whose sums fit in the registers
-//   load, broadcast, zero, low (the low halves of bytes), high (the high halves)
+//   load, broadcast, zero, add, low (the low halves of bytes), high (the high halves)
 // A tile is read once for up to kBlockRows rows, front to back, and unpacked in registers: three instructions a line, which
 // hide behind its load where reading is the cost, and are a sixth of the work at eight rows. More rows pass over the tile
-// in blocks, while it is in the cache. (A second path that unpacked a group of four tiles into the L1 cache for blocks of
+// in blocks, while it is in the cache. Few rows have several sums each, or one would wait for the dot() before. (A second path that unpacked a group of four tiles into the L1 cache for blocks of
 // six rows was not faster, float sums having to wait in memory.) Weights are u8 = q + 8, so a group's sum starts at
 // -8 * sum x. Padded k count too: their weights are zeros.
 
@@ -49,6 +49,7 @@ template <class V, int R>
 __attribute__((noinline)) static void i4_block(const GemmArgs& a, int64_t row, int64_t tile, const int8_t* const* rows,
                                                const int32_t* start) {
   constexpr int H = V::kRegs;
+  constexpr int U = V::kFolds || R * H > 4 ? 1 : R * H > 2 ? 2 : R * H == 2 ? 4 : 8;  // sums of a row: dot() has a latency
   const int64_t k_pad = pad_k(a.k), groups = int4_groups(a.k, a.group);
   const uint8_t* w = (const uint8_t*)a.w + tile * 8 * k_pad;
   const int8_t* x[R];
@@ -60,17 +61,18 @@ __attribute__((noinline)) static void i4_block(const GemmArgs& a, int64_t row, i
   }
   for (int64_t g = 0; g < groups; ++g) {
     const int64_t begin = g * a.group, end = begin + a.group < k_pad ? begin + a.group : k_pad;
-    typename V::Reg acc[R][H];
+    typename V::Reg acc[R][U][H];
     MI_UNROLL
     for (int i = 0; i < R; ++i) MI_UNROLL
-    for (int h = 0; h < H; ++h) acc[i][h] = V::broadcast(start[i * groups + g]);
+    for (int u = 0; u < U; ++u) MI_UNROLL
+    for (int h = 0; h < H; ++h) acc[i][u][h] = u == 0 ? V::broadcast(start[i * groups + g]) : V::zero();
     for (int64_t k = begin; k < end; k += 32, w += 256) {
-      typename V::Reg narrow[R][H];
+      typename V::Reg narrow[R][U][H];
       auto& sum = *(V::kFolds ? &narrow : &acc);
       if constexpr (V::kFolds) {
         MI_UNROLL
         for (int i = 0; i < R; ++i) MI_UNROLL
-        for (int h = 0; h < H; ++h) narrow[i][h] = V::zero();
+        for (int h = 0; h < H; ++h) narrow[i][0][h] = V::zero();
       }
       MI_UNROLL
       for (int l = 0; l < 4; ++l) {
@@ -86,18 +88,26 @@ __attribute__((noinline)) static void i4_block(const GemmArgs& a, int64_t row, i
         for (int i = 0; i < R; ++i) {
           const typename V::Reg x_low = i4_x<V>(x[i] + k + l * 8), x_high = i4_x<V>(x[i] + k + l * 8 + 4);
           MI_UNROLL
-          for (int h = 0; h < H; ++h) sum[i][h] = V::dot(V::dot(sum[i][h], low[h], x_low), high[h], x_high);
+          for (int h = 0; h < H; ++h) {
+            sum[i][2 * l % U][h] = V::dot(sum[i][2 * l % U][h], low[h], x_low);
+            sum[i][(2 * l + 1) % U][h] = V::dot(sum[i][(2 * l + 1) % U][h], high[h], x_high);
+          }
         }
       }
       if constexpr (V::kFolds) {
         MI_UNROLL
         for (int i = 0; i < R; ++i) MI_UNROLL
-        for (int h = 0; h < H; ++h) acc[i][h] = V::fold(acc[i][h], narrow[i][h]);
+        for (int h = 0; h < H; ++h) acc[i][0][h] = V::fold(acc[i][0][h], narrow[i][0][h]);
       }
     }
     const V16 scale = gemm_i4_scale(a, tile * groups + g);
     MI_UNROLL
-    for (int i = 0; i < R; ++i) t[i] = i4_add_group<V>(acc[i], scale, t[i]);
+    for (int i = 0; i < R; ++i) {
+      MI_UNROLL
+      for (int u = 1; u < U; ++u) MI_UNROLL
+      for (int h = 0; h < H; ++h) acc[i][0][h] = V::add(acc[i][0][h], acc[i][u][h]);
+      t[i] = i4_add_group<V>(acc[i][0], scale, t[i]);
+    }
   }
   MI_UNROLL
   for (int i = 0; i < R; ++i) gemm_finish(a, row + i, tile, t[i] * v_set(gemm_x_scale(a, x[i])));
