@@ -23,9 +23,20 @@ namespace {
 
 namespace fs = std::filesystem;
 
+// What is wrong with the checkpoint, with the way out where the message has none yet.
+Error with_way_out(const Error& e) {
+  constexpr std::string_view kWays[] = {"fetch", "did you mean", "known are", "correct", "remove", "--"};
+  const std::string& m = e.message();
+  const bool has =
+      std::any_of(std::begin(kWays), std::end(kWays), [&](std::string_view w) { return m.find(w) != m.npos; });
+  return e.code() != ErrorCode::kBadInput || has
+             ? e
+             : bad_input("{}; fetch this file again, or correct it if it is your own", m);
+}
+
 Error no_gguf(const Path& file) {
   auto s = check_gguf(file);
-  if (!s.ok()) return s.error();
+  if (!s.ok()) return with_way_out(s.error());
   return bad_input("{}: GGUF (here {} of {} tensors) is not imported yet; use the safetensors checkpoint of the model",
                    file.string(), s->architecture.empty() ? "a model" : s->architecture, s->tensors);
 }
@@ -323,22 +334,15 @@ Status make_plan(const ExportOptions& o, const Path& dir, const Path& config_pat
   return {};
 }
 
-// The way out, where the message has none yet.
-Error with_way_out(const Error& e) {
-  constexpr std::string_view kWays[] = {"fetch", "did you mean", "known are", "correct", "remove", "--", "expected", "give "};
-  const std::string& m = e.message();
-  const bool has = std::any_of(std::begin(kWays), std::end(kWays), [&](std::string_view w) { return m.find(w) != m.npos; });
-  return e.code() != ErrorCode::kBadInput || has ? e
-                                                 : bad_input("{}; fetch this file again, or correct it if it is your own", m);
-}
+}  // namespace
 
-Result<ExportReport> run_export(const ExportOptions& o) {
+Result<ExportReport> export_model(const ExportOptions& o) {
   const auto start = std::chrono::steady_clock::now();
   ExportReport r;
   Plan p;
   MI_TRY(const auto located, locate(o));
   const auto& [dir, config_path] = located;
-  MI_TRY_VOID(make_plan(o, dir, config_path, &p, &r));
+  if (auto s = make_plan(o, dir, config_path, &p, &r); !s.ok()) return with_way_out(s.error());
   r.info = p.graph.info;
   r.family = p.recipe.family;
   if (p.checkpoint) r.source_tensors = int64_t(p.checkpoint->tensors().size());
@@ -359,20 +363,13 @@ Result<ExportReport> run_export(const ExportOptions& o) {
     MI_TRY_VOID(check_space(o.output, r.bytes));
     MI_TRY(Json files, hash_files(p.checkpoint ? &*p.checkpoint : nullptr, config_path));
     MI_TRY(ir::MirWriter writer, ir::MirWriter::create(out.path(), p.graph));
-    MI_TRY_VOID(write_weights(p, &writer, p.dummy ? &*p.dummy : nullptr, &r.notes));
+    if (auto s = write_weights(p, &writer, p.dummy ? &*p.dummy : nullptr, &r.notes); !s.ok())
+      return with_way_out(s.error());
     MI_TRY_VOID(write_tokenizer_files(p.text, out.path()));
     MI_TRY_VOID(writer.finish(p.graph, provenance(o, p, r, std::move(files))));
     MI_TRY_VOID(out.commit());
   }
   r.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-  return r;
-}
-
-}  // namespace
-
-Result<ExportReport> export_model(const ExportOptions& o) {
-  auto r = run_export(o);
-  if (!r.ok()) return with_way_out(r.error());
   return r;
 }
 

@@ -43,6 +43,7 @@ def test_broken_checkpoints(name, tmp_path):
         assert done.returncode == 0, done.stderr
     else:
         refused(done, 4, *expect["mention"])
+        assert any(way in done.stderr for way in ("fetch", "correct", "remove", "known are", "--model-dir")), done.stderr
         assert not (tmp_path / "out").exists() and not list(tmp_path.iterdir())
 
 

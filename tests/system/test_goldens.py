@@ -58,6 +58,7 @@ def test_int8_engines_are_near_until_an_expert_choice_changes(tmp_path):
         golden = tensors.load(GOLDENS / name / "golden.safetensors")
         if not any(k.endswith(".experts") for k in golden):
             continue
+        (tmp_path / name).mkdir()
         mir = export(GOLDENS / name, tmp_path / name / "mir")
         quantize(mir, tmp_path / name / "w8a8", "quant: {smooth_quant: {enable: true, alpha: 0.5}}\n")
         engine = build(tmp_path / name / "w8a8", tmp_path / name / "engine")
