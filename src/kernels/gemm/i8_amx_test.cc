@@ -203,7 +203,7 @@ void on_illegal_instruction(int, siginfo_t*, void* context) {
   if (length == 0) signal(SIGILL, SIG_DFL);  // the instruction runs again and ends the process
 }
 
-bool trap_tile_instructions() {
+[[maybe_unused]] bool trap_tile_instructions() {  // unused in a build without the kernel
   struct sigaction action = {};
   action.sa_sigaction = on_illegal_instruction;
   action.sa_flags = SA_SIGINFO;
