@@ -94,11 +94,11 @@ NumaPlan plan_numa(const std::vector<MemoryNode>& nodes, int threads, int64_t we
     if (!n.cpus.empty()) used.push_back(&n);
   std::stable_sort(used.begin(), used.end(),
                    [](const MemoryNode* a, const MemoryNode* b) { return a->cpus.size() > b->cpus.size(); });
-  size_t cpus = 0, memory = 0, count = 0;
-  while (count < used.size() && (int(cpus) < threads || int64_t(memory) < need)) {
-    cpus += used[count]->cpus.size();
-    memory += size_t(used[count]->free_bytes);
-    ++count;
+  int64_t cpus = 0, memory = 0;
+  size_t count = 0;
+  for (; count < used.size() && (cpus < threads || memory < need); ++count) {
+    cpus += int64_t(used[count]->cpus.size());
+    memory += used[count]->free_bytes;
   }
   used.resize(count);
   if (used.empty()) {
@@ -114,7 +114,7 @@ NumaPlan plan_numa(const std::vector<MemoryNode>& nodes, int threads, int64_t we
     ++given[best];
     plan.worker_cpus.push_back(used[best]->cpus);
   }
-  if (int64_t(memory) >= need) {
+  if (memory >= need) {
     for (const MemoryNode* n : used) plan.weight_nodes.push_back(n->id);
   } else {
     for (const MemoryNode& n : nodes)

@@ -106,6 +106,7 @@ Result<Choice> Choice::make(const QuantConfig& c, const ir::Graph& g, const std:
         "rounded, for example lm_head: int8",
         what, quantized->name, ir::format_text(*quantized));
   const Modules modules = modules_of(g);
+  if (modules.usual.empty() && c.layers.empty()) return bad_input("{}: nothing in this model can be quantized", what);
   Choice choice;
   if (!quantized)
     for (const std::string& m : modules.usual)
@@ -126,7 +127,6 @@ Result<Choice> Choice::make(const QuantConfig& c, const ir::Graph& g, const std:
     }
     choice.counts_.push_back({pattern, format, int64_t(hits.size())});
   }
-  if (modules.all.empty()) return bad_input("{}: nothing in this model can be quantized", what);
   for (const std::string& m : modules.usual) choice.kept_ += !choice.formats_.count(m);
   choice.rounds_tied_head_ = has_tied_head(g) && choice.rounds(kHeadWeight);
   return choice;

@@ -23,14 +23,22 @@ const std::vector<std::string> kKeys = {"weight_bits",
                                         "layers"};
 const std::vector<std::string> kLayerFormats = {"float", "int8", "int4"};
 
-// Also keys that occur twice, of which only one would count.
-Status refuse_unknown(const YAML::Node& map, const std::vector<std::string>& known, const std::string& what) {
+// Of a key that occurs twice only one would count.
+Status refuse_repeated(const YAML::Node& map, const std::string& what) {
   std::vector<std::string> seen;
   for (const auto& entry : map) {
-    const std::string key = entry.first.as<std::string>();
+    const std::string key = entry.first.IsScalar() ? entry.first.Scalar() : "";
     if (std::find(seen.begin(), seen.end(), key) != seen.end())
       return bad_input("{}: the key '{}' occurs twice", what, key);
     seen.push_back(key);
+  }
+  return {};
+}
+
+Status refuse_unknown(const YAML::Node& map, const std::vector<std::string>& known, const std::string& what) {
+  MI_TRY_VOID(refuse_repeated(map, what));
+  for (const auto& entry : map) {
+    const std::string key = entry.first.as<std::string>();
     if (std::find(known.begin(), known.end(), key) != known.end()) continue;
     const std::string near = nearest_name(key, known);
     return bad_input("{}: unknown key '{}'{}", what, key,
@@ -58,6 +66,7 @@ Result<std::vector<std::pair<std::string, LayerFormat>>> parse_layers(const YAML
   std::vector<std::pair<std::string, LayerFormat>> layers;
   if (!map || map.IsNull()) return layers;
   if (!map.IsMap()) return bad_input("{}: layers: expected a mapping such as {{lm_head: int8}}", what);
+  MI_TRY_VOID(refuse_repeated(map, what + ": layers"));
   for (const auto& entry : map) {
     const std::string name = entry.first.IsScalar() ? entry.first.Scalar() : "";
     const std::string format = entry.second.IsScalar() ? entry.second.Scalar() : "";
@@ -66,8 +75,6 @@ Result<std::vector<std::pair<std::string, LayerFormat>>> parse_layers(const YAML
       return bad_input("{}: layers: {} must be float, int8 or int4{}", what,
                        name.empty() ? "every name or re: pattern" : "'" + name + "'",
                        format.empty() ? "" : ", not '" + format + "'");
-    if (std::any_of(layers.begin(), layers.end(), [&](const auto& l) { return l.first == name; }))
-      return bad_input("{}: layers: '{}' occurs twice", what, name);
     layers.emplace_back(name, LayerFormat(known - kLayerFormats.begin()));
   }
   return layers;

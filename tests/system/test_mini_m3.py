@@ -43,13 +43,7 @@ def test_int8_loses_less_than_two_points_and_three_permille(mini_float, mini_int
     assert b["text_perplexity"] / a["text_perplexity"] < 1.003
 
 
-def test_table_of_schemes(mini_mir, mini_float, mini_int8, work, capsys):
-    """Per token without smoothing and per tensor, shown beside; the smoothed one must be the best of them in perplexity."""
-    columns = {"float": result("float", mini_float), "int8 smooth": result("int8", mini_int8)}
-    for name, scheme, smooth in (("per token", "per_token", "false"), ("per tensor", "per_tensor", "false"), ("per tensor smooth", "per_tensor", "true")):
-        mir = work / name.replace(" ", "-")
-        quantize(mini_mir, mir, RECIPE % (scheme, smooth), "--calib", EVAL / "calib.jsonl", "--no-compare")
-        columns[name] = result(name, build(mir, work / (mir.name + "-engine")))
+def show(columns, capsys):
     with capsys.disabled():
         print()
         print(f"{'':<14}" + "".join(f"{c:>19}" for c in columns))
@@ -57,6 +51,16 @@ def test_table_of_schemes(mini_mir, mini_float, mini_int8, work, capsys):
             print(f"{group:<14}" + "".join(f"{100 * r['accuracy'][group]:>17.1f} %" for r in columns.values()))
         print(f"{'perplexity':<14}" + "".join(f"{r['text_perplexity']:>19.4f}" for r in columns.values()))
         print(f"{'greedy equal':<14}" + "".join(f"{r['greedy_equal']:>19}" for r in columns.values()))
+
+
+def test_table_of_schemes(mini_mir, mini_float, mini_int8, work, capsys):
+    """Per token without smoothing and per tensor, shown beside; the smoothed one must be the best of them in perplexity."""
+    columns = {"float": result("float", mini_float), "int8 smooth": result("int8", mini_int8)}
+    for name, scheme, smooth in (("per token", "per_token", "false"), ("per tensor", "per_tensor", "false"), ("per tensor smooth", "per_tensor", "true")):
+        mir = work / name.replace(" ", "-")
+        quantize(mini_mir, mir, RECIPE % (scheme, smooth), "--calib", EVAL / "calib.jsonl", "--no-compare")
+        columns[name] = result(name, build(mir, work / (mir.name + "-engine")))
+    show(columns, capsys)
     ppl = {name: r["text_perplexity"] for name, r in columns.items()}
     assert ppl["int8 smooth"] < ppl["per token"] < ppl["per tensor"]
 
@@ -70,13 +74,7 @@ def test_int4_by_size_of_group(mini_mir, mini_float, mini_int8, mini_int4, work,
         mir = work / name.replace(" ", "-")
         quantize(mini_mir, mir, RECIPE_INT4 % (group, smooth), "--calib", EVAL / "calib.jsonl", "--no-compare")
         columns[name] = result(name, build(mir, work / (mir.name + "-engine")))
-    with capsys.disabled():
-        print()
-        print(f"{'':<14}" + "".join(f"{c:>17}" for c in columns))
-        for group in REFERENCE["accuracy"]:
-            print(f"{group:<14}" + "".join(f"{100 * r['accuracy'][group]:>15.1f} %" for r in columns.values()))
-        print(f"{'perplexity':<14}" + "".join(f"{r['text_perplexity']:>17.4f}" for r in columns.values()))
-        print(f"{'greedy equal':<14}" + "".join(f"{r['greedy_equal']:>17}" for r in columns.values()))
+    show(columns, capsys)
     plain = columns.pop("int4 g128 plain")
     for name in ("int4 g128", "int4 g64", "int4 g32"):
         for group, accuracy in columns["float"]["accuracy"].items():
