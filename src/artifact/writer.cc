@@ -69,10 +69,10 @@ Result<int64_t> ArtifactWriter::align() {
 Status ArtifactWriter::write(std::span<const std::byte> bytes) { return impl_->write(bytes); }
 int64_t ArtifactWriter::offset() const { return impl_->offset(); }
 
-Status ArtifactWriter::finish(Manifest& manifest) {
+Status ArtifactWriter::finish(Manifest& manifest, Keep keep) {
   MI_TRY_VOID(impl_->pad(kAlign));
   if (impl_->offset() > impl_->segment_begin) impl_->end_segment();
-  MI_TRY_VOID(impl_->file.finish());
+  MI_TRY_VOID(impl_->file.finish(keep));
   manifest.segments = impl_->segments;
   manifest.memory.weight_bytes = impl_->offset();
   manifest.format_version = needed_format_version(manifest);

@@ -29,7 +29,7 @@ class ArtifactWriter {
   int64_t offset() const;
 
   // Ends weights.bin. Fills manifest.segments and memory.weight_bytes, validates the whole and writes engine.json.
-  Status finish(Manifest& manifest);
+  Status finish(Manifest& manifest, Keep keep = Keep::kSafe);
 
  private:
   struct Impl;

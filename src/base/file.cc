@@ -205,11 +205,11 @@ Status FileWriter::pad_to(size_t alignment) {
   }
   return {};
 }
-Status FileWriter::finish() {
+Status FileWriter::finish(Keep keep) {
   MI_CHECK(fd_ >= 0, "finish() twice");
   MI_TRY_VOID(flush());
   const int fd = std::exchange(fd_, -1);
-  const int synced = fsync(fd), err = errno;
+  const int synced = keep == Keep::kSafe ? fsync(fd) : 0, err = errno;
   if (::close(fd) != 0 && synced == 0) return io_error(path_, "close", errno);
   // Some file systems (FUSE, pipes behind them) know no fsync; that is not a failed write.
   if (synced != 0 && err != EINVAL && err != ENOTSUP) return io_error(path_, "write", err);

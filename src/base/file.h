@@ -2,6 +2,7 @@
 // Files: reading, mapping, and writing so that a reader never sees half of anything.
 
 #include <cstddef>
+#include <cstdint>
 #include <filesystem>
 #include <functional>
 #include <span>
@@ -54,6 +55,9 @@ class FileReader {
   Path path_;
 };
 
+// Whether a file has to survive a power failure, or is scratch that its maker removes.
+enum class Keep : uint8_t { kSafe, kScratch };
+
 // Sequential writer; every error (disk full first of all) is reported with the path.
 class FileWriter {
  public:
@@ -66,7 +70,7 @@ class FileWriter {
   Status write_at(size_t offset, std::span<const std::byte> bytes);
   Status pad_to(size_t alignment);    // zero bytes
   size_t offset() const { return offset_; }
-  Status finish();                    // flush, fsync, close
+  Status finish(Keep keep = Keep::kSafe);   // flush, fsync unless scratch, close
 
  private:
   FileWriter() = default;
@@ -91,7 +95,7 @@ class OutputDir {
   OutputDir(OutputDir&&) noexcept;
   ~OutputDir();
   const Path& path() const { return tmp_; }        // write here
-  Status commit();
+  Status commit(Keep keep = Keep::kSafe);
 
  private:
   OutputDir() = default;

@@ -194,9 +194,9 @@ OutputDir::~OutputDir() {
   if (!tmp_.empty()) remove_now(tmp_);
   if (lock_ >= 0) ::close(lock_);
 }
-Status OutputDir::commit() {
+Status OutputDir::commit(Keep keep) {
   MI_CHECK(!tmp_.empty(), "commit() twice");
-  MI_TRY_VOID(sync_tree(tmp_));
+  if (keep == Keep::kSafe) MI_TRY_VOID(sync_tree(tmp_));
   MI_TRY_VOID(finish(tmp_, final_, force_));
   tmp_.clear();
   return {};

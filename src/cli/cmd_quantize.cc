@@ -63,8 +63,8 @@ Command add_quantize(CLI::App& parent) {
               fmt::print("{}\n", dump_json(quant::report_json(r), 1));
             else
               fmt::print("{}written       {}\n", quant::report_text(r), f->output);
-            if (f->max_kl && !(r.mean_kl <= *f->max_kl)) {
-              fmt::print(stderr, "the mean KL {:.5f} is above the limit {:.5f}\n", r.mean_kl, *f->max_kl);
+            if (f->max_kl && !(r.predictions.mean_kl <= *f->max_kl)) {
+              fmt::print(stderr, "the mean KL {:.5f} is above the limit {:.5f}\n", r.predictions.mean_kl, *f->max_kl);
               return 1;
             }
             return 0;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <optional>
 
 #include "artifact/layout.h"
 #include "artifact/writer.h"
@@ -34,6 +35,7 @@ Status check_options(const BuildOptions& o) {
   }());
   // With force the output is replaced in the end: it must not be the input or hold it.
   std::error_code ec;
+  if (o.model.empty()) return {};
   const Path model = std::filesystem::weakly_canonical(o.model, ec),
              output = std::filesystem::weakly_canonical(o.output, ec);
   const auto [end, unused] = std::mismatch(output.begin(), output.end(), model.begin(), model.end());
@@ -137,10 +139,15 @@ const std::vector<std::string>& targets() {
 }
 
 Result<BuildReport> build_engine(const BuildOptions& o) {
+  MI_TRY_VOID(check_options(o));
+  MI_TRY(const ir::MirDir mir, ir::MirDir::open(o.model));
+  return build_engine(mir, o);
+}
+
+Result<BuildReport> build_engine(const ir::MirDir& mir, const BuildOptions& o) {
   const auto start = std::chrono::steady_clock::now();
   MI_TRY_VOID(check_options(o));
   MI_TRY(const FloatPrecision precision, parse_precision(o.precision));
-  MI_TRY(ir::MirDir mir, ir::MirDir::open(o.model));
   MI_TRY(OutputDir out, OutputDir::create(o.output, o.force));
 
   ir::Graph graph = mir.graph;
@@ -162,7 +169,7 @@ Result<BuildReport> build_engine(const BuildOptions& o) {
   if (auto lowered = lower(graph, precision); lowered.ok())
     program = std::move(lowered).value();
   else
-    return lowered.error().with_context(o.model.string());
+    return lowered.error().with_context(mir.dir.string());
   m.model = facts_of(graph, program);
   m.default_kv = m.model.precision == "fp32" ? "f32" : "bf16";
   m.caches = program.caches;
@@ -182,10 +189,11 @@ Result<BuildReport> build_engine(const BuildOptions& o) {
   MI_TRY_VOID(check_space(o.output, planned + planned / 64 + kOtherFiles));
   MI_TRY(auto writer, artifact::ArtifactWriter::create(out.path()));
   {
-    Progress progress("pack weights", uint64_t(planned), true);
-    if (auto s = emit_weights(mir, program.weights, writer, &progress); !s.ok())
-      return s.error().with_context(o.model.string());
-    progress.done();
+    std::optional<Progress> progress;
+    if (!o.scratch) progress.emplace("pack weights", uint64_t(planned), true);
+    if (auto s = emit_weights(mir, program.weights, writer, progress ? &*progress : nullptr); !s.ok())
+      return s.error().with_context(mir.dir.string());
+    if (progress) progress->done();
   }
   for (const WeightPlan& w : program.weights) m.weights.push_back(w.tensor);
   m.memory.weight_bytes = writer.offset();
@@ -193,9 +201,10 @@ Result<BuildReport> build_engine(const BuildOptions& o) {
   MI_TRY_VOID(ir::copy_tokenizer(mir.dir, out.path()));
   r.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   MI_TRY_VOID(write_file(out.path() / "report.html", report_html(r)));
-  MI_TRY_VOID(writer.finish(m));
+  const Keep keep = o.scratch ? Keep::kScratch : Keep::kSafe;
+  MI_TRY_VOID(writer.finish(m, keep));
   r.engine_bytes = directory_bytes(out.path());
-  MI_TRY_VOID(out.commit());
+  MI_TRY_VOID(out.commit(keep));
   r.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   return r;
 }

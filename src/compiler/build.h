@@ -9,6 +9,7 @@
 #include "base/file.h"
 #include "base/json.h"
 #include "base/result.h"
+#include "ir/mir_dir.h"
 
 namespace mi::compiler {
 
@@ -19,6 +20,7 @@ struct BuildOptions {
   std::string precision;                     // of float matrices: "" as the model has them, "fp32", "bf16"
   std::vector<std::string> disabled_passes;  // by name; unknown names are refused
   bool force = false;                        // replace an existing engine
+  bool scratch = false;                      // an engine for a moment: no progress line, not synced to disk
   bool strict = false;                       // fail when an op is outside the int8 path of a W8A8 model
   // The KV plan that is printed: tokens per sequence (0: 4096, or what the model allows if that is less) and sequences.
   int64_t plan_seq_len = 0;
@@ -38,6 +40,8 @@ struct BuildReport {
 // Errors: kUsage for options that make no sense, kBadInput for the model, kEnvironment for lack of space, kCheckFailed
 // for strict with fallbacks (names each).
 Result<BuildReport> build_engine(const BuildOptions& o);
+// Of a model that is open, whole or a piece; o.model is not read.
+Result<BuildReport> build_engine(const ir::MirDir& mir, const BuildOptions& o);
 
 // The targets that build_engine accepts.
 const std::vector<std::string>& targets();

@@ -111,6 +111,7 @@ class Emitter {
     return {};
   }
   void give_back(const std::string& name) const {
+    if (mir_.made.count(name)) return;
     const auto& [file, entry] = mir_.index.find(name)->second;
     mir_.files[size_t(file)]->file().drop(entry->begin, entry->end - entry->begin);
   }

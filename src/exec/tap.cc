@@ -14,7 +14,15 @@ void TapRunner::set(const Tap* tap, const artifact::Manifest& m) {
   tap_ = tap;
   wants_.clear();
   if (!tap) return;
-  for (const Instr& i : m.program) wants_.push_back({tap->want(i, true), tap->want(i, false)});
+  for (const Instr& i : m.program) wants_.push_back({tap->want(i, true), tap->want(i, false), tap->replaces && tap->replaces(i)});
+}
+
+void TapRunner::replace(const Context& c, const Instr& i) {
+  for (const Operand& o : i.out) {
+    if (o.type.elem != Elem::kF32) continue;
+    for (int64_t r = 0; r < c.rows(o); ++r)
+      tap_->replace(r, {reinterpret_cast<float*>(c.at(o) + r * c.stride(o)), size_t(o.type.cols)});
+  }
 }
 
 void TapRunner::show(const Context& c, const Instr& i, size_t index, bool input) {

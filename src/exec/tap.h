@@ -15,11 +15,14 @@ class TapRunner {
     if (tap_ && wants_[index].inputs) show(c, i, index, true);
   }
   void after(const Context& c, const artifact::Instr& i, size_t index) {
-    if (tap_ && wants_[index].outputs) show(c, i, index, false);
+    if (!tap_) return;
+    if (wants_[index].replaced) replace(c, i);
+    if (wants_[index].outputs) show(c, i, index, false);
   }
 
  private:
-  struct Want { bool inputs = false, outputs = false; };
+  struct Want { bool inputs = false, outputs = false, replaced = false; };
+  void replace(const Context& c, const artifact::Instr& i);
   void show(const Context& c, const artifact::Instr& i, size_t index, bool input);
   void show_operand(const Context& c, const artifact::Operand& o, TapEvent e);
 

@@ -92,7 +92,7 @@ Result<MirDir> MirDir::open(const Path& dir) {
   MI_TRY(const std::vector<Path> paths, weight_files(dir / "weights"));
   for (const Path& p : paths) {
     MI_TRY(Safetensors opened, Safetensors::open(p));
-    m.files.push_back(std::make_unique<Safetensors>(std::move(opened)));
+    m.files.push_back(std::make_shared<Safetensors>(std::move(opened)));
     for (const Safetensors::Entry& e : m.files.back()->entries()) {
       const auto [it, added] = m.index.try_emplace(e.name, std::pair{int(m.files.size()) - 1, &e});
       if (!added)
@@ -104,7 +104,62 @@ Result<MirDir> MirDir::open(const Path& dir) {
   return m;
 }
 
+MirDir piece_of(const MirDir& whole, int32_t layer) {
+  MirDir m;
+  m.dir = whole.dir;
+  m.provenance = whole.provenance;
+  m.files = whole.files;
+  Graph& g = m.graph;
+  g.info = whole.graph.info;
+  if (layer < 0) {
+    g.info.layers = 1;
+    g.prologue = whole.graph.prologue;
+    g.epilogue = whole.graph.epilogue;
+    Block through;
+    through.name = "through";
+    through.layers = {0};
+    BlockBuilder t(&through);
+    const ValueId x = t.input("x", {Rows::kToken, g.info.hidden, Elem::kF32});
+    t.output(t.node(Op::kScale, {x}, {}, ScaleParams{1}, "same"));
+    g.blocks.push_back(std::move(through));
+    for (const auto& d : declared_tensors(g)) {
+      if (const auto it = whole.index.find(d.name); it != whole.index.end()) m.index.emplace(*it);
+      if (const auto it = whole.made.find(d.name); it != whole.made.end()) m.made.emplace(*it);
+    }
+    return m;
+  }
+  g.info.layers = 1;
+  g.info.vocab = 1;
+  g.blocks.push_back(whole.graph.block_of(layer));
+  g.blocks[0].layers = {0};
+  std::vector<SafetensorsWriter::Decl> from, to;
+  declare(g.blocks[0], layer, &from);
+  declare(g.blocks[0], 0, &to);
+  for (size_t i = 0; i < from.size(); ++i) {
+    if (const auto it = whole.index.find(from[i].name); it != whole.index.end()) m.index.emplace(to[i].name, it->second);
+    if (const auto it = whole.made.find(from[i].name); it != whole.made.end()) m.made.emplace(to[i].name, it->second);
+  }
+
+  const int64_t hidden = g.info.hidden;
+  const auto stub = [&](Block* b, const char* name, Mark mark) {
+    m.made[name] = std::make_shared<const Tensor>(make_tensor(DType::kBF16, {1, hidden}));
+    return BlockBuilder(b).weight({name, DType::kBF16, {1, hidden}, WeightFormat::kFloat, mark, 0});
+  };
+  g.prologue.name = "prologue";
+  const int32_t embed = stub(&g.prologue, "embed.weight", Mark::kEmbedding);
+  BlockBuilder p(&g.prologue);
+  p.output(p.node(Op::kEmbed, {}, {{Role::kWeight, {embed}}}, EmbedParams{}, "x"));
+  g.epilogue.name = "epilogue";
+  const int32_t head = stub(&g.epilogue, "lm_head.weight", Mark::kHead);
+  BlockBuilder e(&g.epilogue);
+  const ValueId x = e.input("x", {Rows::kToken, hidden, Elem::kF32});
+  const ValueId last = e.node(Op::kSelectRows, {x}, {}, SelectRowsParams{}, "last");
+  e.output(e.node(Op::kLinear, {last}, {{Role::kWeight, {head}}}, LinearParams{}, "logits"));
+  return m;
+}
+
 TensorView MirDir::weight(std::string_view full_name) const {
+  if (const auto own = made.find(full_name); own != made.end()) return own->second->view();
   const auto it = index.find(full_name);
   MI_CHECK(it != index.end(), "{}: no tensor {}", dir.string(), full_name);
   return files[size_t(it->second.first)]->view(*it->second.second);

@@ -24,14 +24,23 @@ struct MirDir {
   Path dir;
   Graph graph;  // verified
   Json provenance;
-  std::vector<std::unique_ptr<Safetensors>> files;
+  std::vector<std::shared_ptr<Safetensors>> files;
   std::map<std::string, std::pair<int, const Safetensors::Entry*>, std::less<>> index;
+  std::map<std::string, std::shared_ptr<const Tensor>, std::less<>>
+      made;  // tensors in memory; they stand before those of the files
 
   static Result<MirDir> open(const Path& dir);
   // Precondition: declared by the graph (MI_CHECK).
   TensorView weight(std::string_view full_name) const;
-  bool has(std::string_view full_name) const { return index.find(full_name) != index.end(); }
+  bool has(std::string_view full_name) const {
+    return index.find(full_name) != index.end() || made.find(full_name) != made.end();
+  }
 };
+
+// A part of a model as a model of its own, to be built and run alone; it shares the files of `whole`.
+//   layer >= 0: that layer, as layer 0, between an embedding of one id and a head of one logit, both zero
+//   layer < 0:  prologue and epilogue with a layer between them that changes nothing
+MirDir piece_of(const MirDir& whole, int32_t layer);
 
 // Every tensor that `g` declares, in writing order: prologue, layers ascending, epilogue; scales follow their matrices.
 std::vector<SafetensorsWriter::Decl> declared_tensors(const Graph& g);

@@ -65,8 +65,11 @@ Modules modules_of(const ir::Graph& g) {
 
 ir::QuantFormat format_for(LayerFormat f, const QuantConfig& c) {
   return f == LayerFormat::kInt8   ? ir::QuantFormat{ir::WeightFormat::kW8A8, 0}
-         : f == LayerFormat::kInt4 ? ir::QuantFormat{ir::WeightFormat::kW4A8, c.group_size}
-                                   : ir::QuantFormat{};
+         : f == LayerFormat::kFloat ? ir::QuantFormat{}
+                                    : ir::QuantFormat{ir::WeightFormat::kW4A8, f == LayerFormat::kInt4G32    ? 32
+                                                                               : f == LayerFormat::kInt4G64  ? 64
+                                                                               : f == LayerFormat::kInt4G128 ? 128
+                                                                                                             : c.group_size};
 }
 
 }  // namespace

@@ -2,40 +2,23 @@
 
 #include <algorithm>
 #include <cmath>
-#include <map>
-#include <numeric>
 
 namespace mi::quant {
 namespace {
-
-struct Run {
-  std::map<int32_t, std::vector<float>> residual;  // by layer
-  std::vector<float> logits;
-};
-
-Run run_once(exec::Engine& engine, std::span<const int32_t> ids) {
-  Run run;
-  exec::Tap tap;
-  tap.want = [](const artifact::Instr& i, bool input) { return !input && i.layer_output && i.layer >= 0; };
-  tap.see = [&](const exec::TapEvent& e) {
-    if (e.operand == &e.instr->out[0]) run.residual[e.instr->layer].assign(e.values, e.values + e.rows * e.cols);
-  };
-  engine.set_tap(&tap);
-  std::vector<int32_t> pages(size_t(engine.kv_pages()));
-  std::iota(pages.begin(), pages.end(), 0);
-  exec::Batch batch;
-  batch.chunks.push_back({ids, 0, pages, 0});
-  const std::span<const float> logits = engine.run(batch);
-  run.logits.assign(logits.begin(), logits.end());
-  engine.set_tap(nullptr);
-  return run;
-}
 
 double log_sum_exp(const float* v, int64_t n) {
   const double m = *std::max_element(v, v + n);
   double s = 0;
   for (int64_t i = 0; i < n; ++i) s += std::exp(v[i] - m);
   return m + std::log(s);
+}
+
+std::vector<float> logits_of(const Sequences& one, PieceEngine& head, std::span<const float> rows) {
+  std::vector<float> out(one[0].size() * size_t(head.vocab()));
+  head.run_head(one, rows, [&](int64_t first, std::span<const float> logits) {
+    std::copy(logits.begin(), logits.end(), out.begin() + first * head.vocab());
+  });
+  return out;
 }
 
 }  // namespace
@@ -50,47 +33,49 @@ double kl_divergence(const float* a, const float* b, int64_t n) {
   return std::max(kl, 0.0);
 }
 
-Comparison compare(exec::Engine& reference, exec::Engine& other, const CalibrationSet& set, int64_t max_tokens) {
-  const int64_t vocab = reference.manifest().model.vocab;
-  struct Sums {
-    double err2 = 0, ref2 = 0, dot = 0, oth2 = 0;
-  };
-  std::map<int32_t, Sums> sums;
-  Comparison c;
+LayerDeviation deviation(int32_t layer, std::span<const float> x, std::span<const float> y) {
+  double err2 = 0, ref2 = 0, dot = 0, oth2 = 0;
+  for (size_t i = 0; i < x.size(); ++i) {
+    const double d = double(y[i]) - x[i];
+    err2 += d * d;
+    ref2 += double(x[i]) * x[i];
+    oth2 += double(y[i]) * y[i];
+    dot += double(x[i]) * y[i];
+  }
+  return {layer, ref2 > 0 ? std::sqrt(err2 / ref2) : 0, ref2 > 0 && oth2 > 0 ? dot / std::sqrt(ref2 * oth2) : 1, 0};
+}
+
+Predictions compare_predictions(const Sequences& s, PieceEngine& head, std::span<const float> residual,
+                                PieceEngine& rounded_head, std::span<const float> rounded_residual) {
+  const int64_t vocab = head.vocab(), hidden = head.hidden();
+  Predictions p;
   double agree = 0;
-  for (const std::vector<int32_t>& ids : set.sequences) {
-    if (c.tokens >= max_tokens) break;
-    const size_t n = std::min<size_t>(ids.size(), size_t(reference.options().max_tokens_per_step));
-    const Run a = run_once(reference, std::span(ids).first(n)), b = run_once(other, std::span(ids).first(n));
-    for (const auto& [layer, x] : a.residual) {
-      const std::vector<float>& y = b.residual.at(layer);
-      Sums& s = sums[layer];
-      for (size_t i = 0; i < x.size(); ++i) {
-        const double d = double(y[i]) - x[i];
-        s.err2 += d * d;
-        s.ref2 += double(x[i]) * x[i];
-        s.oth2 += double(y[i]) * y[i];
-        s.dot += double(x[i]) * y[i];
-      }
-    }
+  for (const std::vector<int32_t>& ids : s) {
+    const size_t n = ids.size(), from = size_t(p.tokens * hidden), rows = n * size_t(hidden);
+    const std::vector<float> a = logits_of({ids}, head, residual.subspan(from, rows));
+    const std::vector<float> b = logits_of({ids}, rounded_head, rounded_residual.subspan(from, rows));
     for (size_t t = 0; t < n; ++t) {
-      const float* p = a.logits.data() + t * size_t(vocab);
-      const float* q = b.logits.data() + t * size_t(vocab);
-      const double kl = kl_divergence(p, q, vocab);
-      c.mean_kl += kl;
-      c.max_kl = std::max(c.max_kl, kl);
-      agree += std::max_element(p, p + vocab) - p == std::max_element(q, q + vocab) - q;
+      const float *x = a.data() + t * size_t(vocab), *y = b.data() + t * size_t(vocab);
+      const double kl = kl_divergence(x, y, vocab);
+      p.mean_kl += kl;
+      p.max_kl = std::max(p.max_kl, kl);
+      agree += std::max_element(x, x + vocab) - x == std::max_element(y, y + vocab) - y;
+      if (t + 1 == n) continue;
+      p.nll += log_sum_exp(x, vocab) - x[ids[t + 1]];
+      p.rounded_nll += log_sum_exp(y, vocab) - y[ids[t + 1]];
+      ++p.scored;
     }
-    c.tokens += int64_t(n);
+    p.tokens += int64_t(n);
   }
-  if (c.tokens > 0) {
-    c.mean_kl /= double(c.tokens);
-    c.top1_agreement = agree / double(c.tokens);
+  if (p.tokens > 0) {
+    p.mean_kl /= double(p.tokens);
+    p.top1_agreement = agree / double(p.tokens);
   }
-  for (const auto& [layer, s] : sums)
-    c.layers.push_back({layer, s.ref2 > 0 ? std::sqrt(s.err2 / s.ref2) : 0,
-                        s.ref2 > 0 && s.oth2 > 0 ? s.dot / std::sqrt(s.ref2 * s.oth2) : 1, 0});
-  return c;
+  if (p.scored > 0) {
+    p.nll /= double(p.scored);
+    p.rounded_nll /= double(p.scored);
+  }
+  return p;
 }
 
 }  // namespace mi::quant

@@ -1,22 +1,30 @@
 #pragma once
-// Runs two engines of one model on the same tokens and measures how far they are apart.
+// How far a rounded model is from its float form: the residual stream after each layer, and the predictions.
 
-#include <vector>
+#include <span>
 
-#include "exec/engine.h"
-#include "quant/calibration_data.h"
-#include "quant/quantize.h"
+#include "quant/piece_engine.h"
 
 namespace mi::quant {
 
-struct Comparison {
-  std::vector<LayerDeviation> layers;  // weight_error left 0
-  double mean_kl = 0, max_kl = 0, top1_agreement = 0;
-  int64_t tokens = 0;
+struct LayerDeviation {
+  int32_t layer = 0;
+  double relative_rms = 0;  // rms(rounded - float) / rms(float) of the residual stream after the layer
+  double cosine = 0;
+  double weight_error = 0;  // rms of the rounding of the layer's weights over their rms
+};
+LayerDeviation deviation(int32_t layer, std::span<const float> reference, std::span<const float> rounded);
+
+struct Predictions {
+  int64_t tokens = 0, scored = 0;  // scored: those with a next token in their sequence
+  double mean_kl = 0, max_kl = 0;  // KL(float || rounded) of the next token, in nats
+  double top1_agreement = 0;
+  double nll = 0, rounded_nll = 0;  // per scored token: log perplexity of both
 };
 
-// KL(float || other) of the next-token distributions at every position of up to max_tokens tokens of `set`.
-Comparison compare(exec::Engine& reference, exec::Engine& other, const CalibrationSet& set, int64_t max_tokens);
+// heads: pieces of both ends (PieceEngine::run_head) that turn the residual streams [tokens, hidden] into logits.
+Predictions compare_predictions(const Sequences& s, PieceEngine& head, std::span<const float> residual,
+                                PieceEngine& rounded_head, std::span<const float> rounded_residual);
 
 // KL divergence of softmax(a) from softmax(b), in nats; double arithmetic.
 double kl_divergence(const float* a, const float* b, int64_t n);

@@ -14,14 +14,22 @@ const std::vector<std::string> kKeys = {"weight_bits",
                                         "activation_bits",
                                         "weight_scheme",
                                         "group_size",
+                                        "rounding",
+                                        "gptq",
                                         "activation_scheme",
+                                        "activations",
+                                        "observer",
+                                        "percentile",
                                         "calibration_data",
                                         "calibration_samples",
                                         "calibration_length",
                                         "smooth_quant",
                                         "sensitive_layers",
                                         "layers"};
-const std::vector<std::string> kLayerFormats = {"float", "int8", "int4"};
+const std::vector<std::string> kLayerFormats = {"float", "int8", "int4", "int4_g32", "int4_g64", "int4_g128"};
+const std::vector<std::string> kRoundings = {"auto", "nearest", "gptq"};
+const std::vector<std::string> kObservers = {"minmax", "percentile", "mse"};
+const std::vector<std::string> kActivationSchemes = {"per_token", "per_tensor"};
 
 // Of a key that occurs twice only one would count.
 Status refuse_repeated(const YAML::Node& map, const std::string& what) {
@@ -62,22 +70,64 @@ Status require(bool ok, const std::string& what, const char* key, const std::str
   return bad_input("{}: {} must be {}", what, key, rule);
 }
 
-Result<std::vector<std::pair<std::string, LayerFormat>>> parse_layers(const YAML::Node& map, const std::string& what) {
-  std::vector<std::pair<std::string, LayerFormat>> layers;
-  if (!map || map.IsNull()) return layers;
-  if (!map.IsMap()) return bad_input("{}: layers: expected a mapping such as {{lm_head: int8}}", what);
-  MI_TRY_VOID(refuse_repeated(map, what + ": layers"));
+// A mapping of names or patterns to one of `words`, in the file's order.
+template <typename T>
+Result<std::vector<std::pair<std::string, T>>> parse_patterns(const YAML::Node& map, const std::vector<std::string>& words,
+                                                              const char* key, const char* example,
+                                                              const std::string& what) {
+  std::vector<std::pair<std::string, T>> entries;
+  if (!map || map.IsNull()) return entries;
+  if (!map.IsMap()) return bad_input("{}: {}: expected a mapping such as {}", what, key, example);
+  MI_TRY_VOID(refuse_repeated(map, fmt::format("{}: {}", what, key)));
   for (const auto& entry : map) {
     const std::string name = entry.first.IsScalar() ? entry.first.Scalar() : "";
-    const std::string format = entry.second.IsScalar() ? entry.second.Scalar() : "";
-    const auto known = std::find(kLayerFormats.begin(), kLayerFormats.end(), format);
-    if (name.empty() || known == kLayerFormats.end())
-      return bad_input("{}: layers: {} must be float, int8 or int4{}", what,
+    const std::string word = entry.second.IsScalar() ? entry.second.Scalar() : "";
+    const auto known = std::find(words.begin(), words.end(), word);
+    if (name.empty() || known == words.end())
+      return bad_input("{}: {}: {} must be {} or {}{}", what, key,
                        name.empty() ? "every name or re: pattern" : "'" + name + "'",
-                       format.empty() ? "" : ", not '" + format + "'");
-    layers.emplace_back(name, LayerFormat(known - kLayerFormats.begin()));
+                       fmt::join(words.begin(), words.end() - 1, ", "), words.back(),
+                       word.empty() ? "" : ", not '" + word + "'");
+    entries.emplace_back(name, T(known - words.begin()));
   }
-  return layers;
+  return entries;
+}
+
+template <typename T>
+Result<T> get_word(const YAML::Node& map, const char* key, T fallback, const std::vector<std::string>& words,
+                   const std::string& what) {
+  const std::string expected = fmt::format("{} or {}", fmt::join(words.begin(), words.end() - 1, ", "), words.back());
+  MI_TRY(const std::string word, get<std::string>(map, key, words[size_t(fallback)], what, expected.c_str()));
+  const auto known = std::find(words.begin(), words.end(), word);
+  if (known == words.end()) return bad_input("{}: {} must be {}, not '{}'", what, key, expected, word);
+  return T(known - words.begin());
+}
+
+Status parse_smoothing(const YAML::Node& s, const std::string& what, QuantConfig* c) {
+  if (!s || s.IsNull()) return {};
+  if (!s.IsMap()) return bad_input("{}: smooth_quant: expected {{enable: true, alpha: 0.6}}", what);
+  MI_TRY_VOID(refuse_unknown(s, {"enable", "alpha", "layers", "down"}, what + ": smooth_quant"));
+  MI_TRY(c->smooth, get<bool>(s, "enable", true, what, "true or false"));
+  MI_TRY(c->smooth_down, get<bool>(s, "down", false, what, "true or false"));
+  if (s["alpha"] && s["alpha"].IsScalar() && s["alpha"].Scalar() == "search") {
+    c->search_alpha = true;
+  } else {
+    MI_TRY(c->smooth_alpha, get<double>(s, "alpha", c->smooth_alpha, what, "a number, or search"));
+    MI_TRY_VOID(require(c->smooth_alpha >= 0 && c->smooth_alpha <= 1, what, "smooth_quant.alpha", "between 0 and 1"));
+  }
+  const YAML::Node layers = s["layers"];
+  if (!layers || layers.IsNull()) return {};
+  if (!layers.IsMap()) return bad_input("{}: smooth_quant.layers: expected a mapping such as {{3: 0.7}}", what);
+  MI_TRY_VOID(refuse_repeated(layers, what + ": smooth_quant.layers"));
+  for (const auto& entry : layers) {
+    int32_t layer = 0;
+    double alpha = 0;
+    if (!YAML::convert<int32_t>::decode(entry.first, layer) || !YAML::convert<double>::decode(entry.second, alpha))
+      return bad_input("{}: smooth_quant.layers: expected numbers of layers with an alpha, such as {{3: 0.7}}", what);
+    MI_TRY_VOID(require(layer >= 0 && alpha >= 0 && alpha <= 1, what, "smooth_quant.layers", "alphas between 0 and 1"));
+    c->layer_alpha[layer] = alpha;
+  }
+  return {};
 }
 
 Result<QuantConfig> parse(const YAML::Node& root, const std::string& what) {
@@ -104,17 +154,28 @@ Result<QuantConfig> parse(const YAML::Node& root, const std::string& what) {
   c.weights = int4                 ? WeightScheme::kPerGroup
               : ws == "per_tensor" ? WeightScheme::kPerTensor
                                    : WeightScheme::kPerChannel;
-  MI_TRY(c.layers, parse_layers(q["layers"], what));
+  MI_TRY(c.layers, parse_patterns<LayerFormat>(q["layers"], kLayerFormats, "layers", "{lm_head: int8}", what));
   const bool any_int4 = int4 || std::any_of(c.layers.begin(), c.layers.end(),
                                             [](const auto& l) { return l.second == LayerFormat::kInt4; });
   if (!any_int4 && q["group_size"])
     return bad_input("{}: group_size goes with weight_bits 4; with 8 a scale is per_channel or per_tensor", what);
   MI_TRY(c.group_size, get<int64_t>(q, "group_size", c.group_size, what, "32, 64 or 128"));
   MI_TRY_VOID(require(int4_group_ok(c.group_size), what, "group_size", "32, 64 or 128"));
-  MI_TRY(const std::string as, get<std::string>(q, "activation_scheme", "per_token", what, "per_token or per_tensor"));
-  MI_TRY_VOID(require(as == "per_token" || as == "per_tensor", what, "activation_scheme",
-                      "per_token or per_tensor, not '" + as + "'"));
-  c.activations = as == "per_tensor" ? ActivationScheme::kPerTensor : ActivationScheme::kPerToken;
+  MI_TRY(c.activations, get_word(q, "activation_scheme", c.activations, kActivationSchemes, what));
+  MI_TRY(c.activation_layers, parse_patterns<ActivationScheme>(q["activations"], kActivationSchemes, "activations",
+                                                               "{\"re:.*down\": per_token}", what));
+  MI_TRY(c.observer, get_word(q, "observer", c.observer, kObservers, what));
+  MI_TRY(c.percentile, get<double>(q, "percentile", c.percentile, what, "a number"));
+  MI_TRY_VOID(require(c.percentile > 50 && c.percentile <= 100, what, "percentile", "above 50 and at most 100"));
+  MI_TRY(c.rounding, get_word(q, "rounding", c.rounding, kRoundings, what));
+  if (const YAML::Node s = q["gptq"]; s && !s.IsNull()) {
+    if (!s.IsMap()) return bad_input("{}: gptq: expected {{damping: 0.01, tokens: 8192}}", what);
+    MI_TRY_VOID(refuse_unknown(s, {"damping", "tokens"}, what + ": gptq"));
+    MI_TRY(c.gptq_damping, get<double>(s, "damping", c.gptq_damping, what, "a number"));
+    MI_TRY_VOID(require(c.gptq_damping > 0 && c.gptq_damping <= 100, what, "gptq.damping", "above 0 and at most 100"));
+    MI_TRY(c.gptq_tokens, get<int64_t>(s, "tokens", c.gptq_tokens, what, "an integer"));
+    MI_TRY_VOID(require(c.gptq_tokens >= 1 && c.gptq_tokens <= 1'000'000, what, "gptq.tokens", "between 1 and 1000000"));
+  }
 
   MI_TRY(c.calibration_data, get<std::string>(q, "calibration_data", "", what, "a file name"));
   MI_TRY(c.calibration_samples, get<int64_t>(q, "calibration_samples", c.calibration_samples, what, "an integer"));
@@ -124,13 +185,7 @@ Result<QuantConfig> parse(const YAML::Node& root, const std::string& what) {
   MI_TRY_VOID(require(c.calibration_length >= 1 && c.calibration_length <= 131'072, what, "calibration_length",
                       "between 1 and 131072"));
 
-  if (const YAML::Node s = q["smooth_quant"]; s && !s.IsNull()) {
-    if (!s.IsMap()) return bad_input("{}: smooth_quant: expected {{enable: true, alpha: 0.6}}", what);
-    MI_TRY_VOID(refuse_unknown(s, {"enable", "alpha"}, what + ": smooth_quant"));
-    MI_TRY(c.smooth, get<bool>(s, "enable", true, what, "true or false"));
-    MI_TRY(c.smooth_alpha, get<double>(s, "alpha", c.smooth_alpha, what, "a number"));
-    MI_TRY_VOID(require(c.smooth_alpha >= 0 && c.smooth_alpha <= 1, what, "smooth_quant.alpha", "between 0 and 1"));
-  }
+  MI_TRY_VOID(parse_smoothing(q["smooth_quant"], what, &c));
   if (const YAML::Node s = q["sensitive_layers"]; s && !s.IsNull()) {
     if (!s.IsSequence()) return bad_input("{}: sensitive_layers: expected a list of names or re: patterns", what);
     for (const YAML::Node& n : s) {
@@ -161,5 +216,8 @@ Result<QuantConfig> load_quant_config(const Path& file) {
 }
 
 const char* layer_format_name(LayerFormat f) { return kLayerFormats[size_t(f)].c_str(); }
+const char* name_of(Rounding r) { return kRoundings[size_t(r)].c_str(); }
+const char* name_of(Observer o) { return kObservers[size_t(o)].c_str(); }
+const char* name_of(ActivationScheme a) { return kActivationSchemes[size_t(a)].c_str(); }
 
 }  // namespace mi::quant

@@ -7,18 +7,28 @@
 //     activation_bits: 8             # 8
 //     weight_scheme: per_channel     # per_channel | per_tensor with 8 bits; per_group with 4 bits
 //     group_size: 128                # 32 | 64 | 128, with 4 bits only: consecutive inputs that share a scale
+//     rounding: auto                 # nearest | gptq (errors are spread over the columns left, from calibration) |
+//                                    # auto: gptq for int4, nearest for int8
+//     gptq: {damping: 0.01, tokens: 8192}   # of the mean diagonal; calibration tokens whose rows are kept per layer
 //     activation_scheme: per_token   # per_token (scale at run time) | per_tensor (one scale from calibration)
+//     activations: {"re:.*down": per_token}  # the same for the inputs of single matrices; the last word. Matrices that
+//                                    # share an input share its scale: per_token if one of them asks for it
+//     observer: minmax               # where a per_tensor scale ends: minmax | percentile | mse (least squared error)
+//     percentile: 99.9               # of |x|, with observer: percentile
 //     calibration_data: file.jsonl   # text, jsonl with "text", "messages" or "ids"; relative to the YAML. Default:
 //                                    # built in
 //     calibration_samples: 512
 //     calibration_length: 256        # tokens per sample
-//     smooth_quant: {enable: true, alpha: 0.6}
+//     smooth_quant: {enable: true, alpha: 0.6}   # alpha: search tries 0.4 to 0.8 per layer and keeps the best;
+//                                    # layers: {"3": 0.7} sets single ones; down: true smooths the inputs of down too,
+//                                    # folded into up (per expert), where the activation allows it
 //     sensitive_layers: []           # kept in float: module names ("layers.3.moe.experts.down", a prefix at a dot
 //                                    # counts) or "re:" patterns matched from the start of the name
-//     layers: {lm_head: int8}        # float | int8 | int4 for the same kind of names; a later entry wins over an
+//     layers: {lm_head: int8}        # float | int8 | int4 (of group_size) | int4_g32 | int4_g64 | int4_g128 for the same kind of names; a later entry wins over an
 //                                    # earlier one and over sensitive_layers. Reaches head and router too
 
 #include <cstdint>
+#include <map>
 #include <string>
 #include <utility>
 #include <vector>
@@ -30,8 +40,13 @@ namespace mi::quant {
 
 enum class WeightScheme : uint8_t { kPerChannel, kPerTensor, kPerGroup };
 enum class ActivationScheme : uint8_t { kPerToken, kPerTensor };
-enum class LayerFormat : uint8_t { kFloat, kInt8, kInt4 };
-const char* layer_format_name(LayerFormat f);  // "float", "int8", "int4"
+enum class LayerFormat : uint8_t { kFloat, kInt8, kInt4, kInt4G32, kInt4G64, kInt4G128 };
+const char* layer_format_name(LayerFormat f);  // "float", "int8", "int4", "int4_g32" ...
+enum class Rounding : uint8_t { kAuto, kNearest, kGptq };
+enum class Observer : uint8_t { kMinMax, kPercentile, kMse };
+const char* name_of(Rounding r);
+const char* name_of(Observer o);
+const char* name_of(ActivationScheme a);
 
 struct QuantConfig {
   int64_t weight_bits = 8;
@@ -41,8 +56,17 @@ struct QuantConfig {
   std::string calibration_data;  // absolute or relative to the working directory once parsed; "": built in
   int64_t calibration_samples = 512;
   int64_t calibration_length = 256;
+  Rounding rounding = Rounding::kAuto;
+  double gptq_damping = 0.01;
+  int64_t gptq_tokens = 8192;
+  Observer observer = Observer::kMinMax;
+  double percentile = 99.9;
+  std::vector<std::pair<std::string, ActivationScheme>> activation_layers;  // in the file's order
   bool smooth = true;
   double smooth_alpha = 0.6;
+  bool search_alpha = false;
+  std::map<int32_t, double> layer_alpha;
+  bool smooth_down = false;
   std::vector<std::string> sensitive_layers;
   std::vector<std::pair<std::string, LayerFormat>> layers;  // in the file's order
 };

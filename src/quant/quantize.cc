@@ -1,20 +1,15 @@
 #include "quant/quantize.h"
 
 #include <algorithm>
+#include <cmath>
 #include <optional>
-#include <set>
 
 #include "base/util.h"
-#include "exec/engine.h"
 #include "ir/edit.h"
-#include "ir/mir_dir.h"
 #include "ir/verify.h"
 #include "quant/calibration_data.h"
-#include "quant/compare.h"
-#include "quant/observe.h"
 #include "quant/rewrite.h"
-#include "quant/smooth.h"
-#include "quant/temporary_engine.h"
+#include "quant/scales.h"
 #include "text/model_text.h"
 
 namespace mi::quant {
@@ -23,108 +18,6 @@ namespace {
 constexpr int64_t kComparedTokens = 2048;
 constexpr int64_t kFewTokens = 8;  // an expert seen by fewer calibration tokens is named
 
-struct LoadedEngine {
-  TemporaryEngine files;
-  std::unique_ptr<exec::Engine> engine;
-};
-
-Result<LoadedEngine> make_engine(const Path& mir, const Path& beside, int opt_level, const std::string& precision,
-                                 int64_t tokens, hw::ThreadPool& pool) {
-  MI_TRY(TemporaryEngine files, build_temporary_engine(mir, beside, opt_level, precision));
-  exec::LoadOptions l;
-  l.max_tokens_per_step = tokens;
-  l.kv_pages = (tokens + artifact::kKvPageTokens - 1) / artifact::kKvPageTokens;
-  l.kv_type = "f32";
-  l.verify_checksums = false;
-  MI_TRY(auto engine, exec::Engine::load(files.path(), l, pool));
-  return LoadedEngine{std::move(files), std::move(engine)};
-}
-
-struct Smoothing {
-  std::vector<SmoothSite> sites;
-  std::vector<std::vector<float>> scales;  // per site, [channels]
-};
-
-Result<Smoothing> plan_smoothing(const ir::MirDir& mir, const Choice& choice, const Observations& seen, double alpha,
-                                 hw::ThreadPool& pool, QuantizeReport* report) {
-  Smoothing s;
-  for (SmoothSite& site : smooth_sites(mir.graph, &report->notes)) {
-    std::vector<float> weight_max(size_t(site.channels), 0.0f);
-    if (!std::all_of(site.readers.begin(), site.readers.end(),
-                     [&](const std::string& reader) { return is_float(mir.weight(reader).dtype); })) {
-      report->notes.push_back(fmt::format("layer {}: {} has a reader that is quantized already and is not smoothed",
-                                          site.layer, site.value));
-      continue;
-    }
-    bool any = false;
-    for (const std::string& reader : site.readers) {
-      if (!choice.rounds(reader)) continue;
-      any = true;
-      const std::vector<float> m = column_max(mir.weight(reader), pool);
-      for (size_t i = 0; i < m.size(); ++i) weight_max[i] = std::max(weight_max[i], m[i]);
-    }
-    if (!any) continue;
-    const auto it = seen.max_abs.find({site.layer, site.value});
-    if (it == seen.max_abs.end()) return bad_input("calibration never reached layer {} ({})", site.layer, site.value);
-    s.scales.push_back(smooth_scales(it->second, weight_max, alpha));
-    s.sites.push_back(std::move(site));
-  }
-  return s;
-}
-
-// The declarations that smoothing touches become F32 unless they are rounded: the factors are not exact in bf16.
-void widen_smoothed(ir::Graph& g, const Smoothing& s) {
-  std::set<std::string> touched;
-  for (const SmoothSite& site : s.sites) {
-    touched.insert(site.norm_weight);
-    touched.insert(site.readers.begin(), site.readers.end());
-  }
-  for (ir::Block& b : g.blocks)
-    for (ir::WeightDecl& d : b.weights)
-      for (int32_t layer : b.layers)
-        if (d.format == ir::WeightFormat::kFloat && touched.count(ir::full_name(d.name, layer))) d.dtype = DType::kF32;
-}
-
-// One scale per quantize node from calibration (activation_scheme: per_tensor).
-Status add_static_scales(ir::Graph& g, const Observations& seen, const Smoothing& smoothing, RewritePlan* plan) {
-  std::map<ValueKey, const std::vector<float>*> divisor;
-  for (size_t i = 0; i < smoothing.sites.size(); ++i)
-    divisor[{smoothing.sites[i].layer, smoothing.sites[i].value}] = &smoothing.scales[i];
-  for (ir::Block& b : g.blocks)
-    for (ir::Node& n : b.nodes) {
-      if (n.op != Op::kQuantize) continue;
-      const std::string value = b.values[size_t(n.in[0])].name;
-      ir::WeightDecl d{"act." + value + ".scale", DType::kF32, {1}, ir::WeightFormat::kFloat, ir::Mark::kConstant};
-      for (int32_t layer : b.layers) {
-        const auto it = seen.max_abs.find({layer, value});
-        if (it == seen.max_abs.end()) return bad_input("calibration never reached layer {} ({})", layer, value);
-        const auto div = divisor.find({layer, value});
-        float amax = 0;
-        for (size_t c = 0; c < it->second.size(); ++c)
-          amax = std::max(amax, div == divisor.end() ? it->second[c] : it->second[c] / (*div->second)[c]);
-        plan->constants[ir::full_name(d.name, layer)] = amax / 127.0f;
-      }
-      n.weights.push_back({Role::kInScale, {int32_t(b.weights.size())}});
-      b.weights.push_back(std::move(d));
-    }
-  return {};
-}
-
-void note_rare_experts(const Observations& seen, QuantizeReport* report) {
-  for (const auto& [layer, counts] : seen.expert_tokens) {
-    int64_t few = 0, first = -1;
-    for (size_t e = 0; e < counts.size(); ++e)
-      if (counts[e] < kFewTokens) {
-        ++few;
-        if (first < 0) first = int64_t(e);
-      }
-    if (few > 0)
-      report->notes.push_back(
-          fmt::format("layer {}: {} of {} experts saw fewer than {} calibration tokens (first: expert {})", layer, few,
-                      counts.size(), kFewTokens, first));
-  }
-}
-
 int64_t weights_bytes(const ir::Graph& g) {
   int64_t bytes = 0;
   for (const auto& d : ir::declared_tensors(g))
@@ -132,105 +25,263 @@ int64_t weights_bytes(const ir::Graph& g) {
   return bytes;
 }
 
+bool any_spread(const QuantConfig& c, const ir::Graph& g) {
+  for (const ir::Block& b : g.blocks)
+    for (const ir::WeightDecl& d : b.weights)
+      if (wants_spread(d, c)) return true;
+  return false;
+}
+
+// Every eighth sequence is kept for the comparison, until there are enough tokens; of fewer than eight, none: then the
+// comparison is made on calibration text.
+struct Split {
+  Sequences calibration, compared;
+  bool held_out = false;
+};
+Split split(Sequences all, bool compare) {
+  Split s;
+  s.held_out = compare && all.size() >= 8;
+  int64_t tokens = 0;
+  for (size_t i = 0; i < all.size(); ++i) {
+    const bool wanted = compare && tokens < kComparedTokens;
+    if (wanted && (!s.held_out || i % 8 == 7)) {
+      s.compared.push_back(all[i]);
+      tokens += int64_t(all[i].size());
+      if (s.held_out) continue;
+    }
+    s.calibration.push_back(std::move(all[i]));
+  }
+  return s;
+}
+
+Json provenance_of(const QuantizeOptions& o, const ir::MirDir& mir, const CalibrationSet& set, const QuantizeReport& r) {
+  const QuantConfig& c = o.config;
+  Json layers = Json::array(), activations = Json::array(), alphas = Json::object();
+  for (const auto& [pattern, format] : c.layers) layers.push_back({pattern, layer_format_name(format)});
+  for (const auto& [pattern, scheme] : c.activation_layers) activations.push_back({pattern, name_of(scheme)});
+  for (const auto& [layer, alpha] : c.layer_alpha) alphas[std::to_string(layer)] = alpha;
+  Json p = mir.provenance;
+  p["quantize"] = {
+      {"weight_bits", c.weight_bits},
+      {"weight_scheme", c.weights == WeightScheme::kPerGroup     ? fmt::format("per_group of {}", c.group_size)
+                        : c.weights == WeightScheme::kPerChannel ? "per_channel"
+                                                                 : "per_tensor"},
+      {"rounding", name_of(c.rounding)},
+      {"gptq", {{"damping", c.gptq_damping}, {"tokens", c.gptq_tokens}}},
+      {"activation_scheme", name_of(c.activations)},
+      {"activations", std::move(activations)},
+      {"observer", name_of(c.observer)},
+      {"percentile", c.percentile},
+      {"smooth_quant",
+       {{"enable", c.smooth},
+        {"alpha", c.search_alpha ? Json("search") : Json(c.smooth_alpha)},
+        {"layers", std::move(alphas)},
+        {"down", c.smooth_down}}},
+      {"sensitive_layers", c.sensitive_layers},
+      {"layers", std::move(layers)},
+      {"calibration",
+       {{"source", set.source}, {"xxh3", set.hash}, {"sequences", r.calibration_sequences}, {"tokens", r.calibration_tokens}}}};
+  return p;
+}
+
+void note_rare_experts(const LayerCapture& seen, QuantizeReport* report) {
+  int64_t few = 0, first = -1;
+  for (size_t e = 0; e < seen.expert_tokens.size(); ++e)
+    if (seen.expert_tokens[e] < kFewTokens) {
+      ++few;
+      if (first < 0) first = int64_t(e);
+    }
+  if (few > 0)
+    report->notes.push_back(fmt::format("layer {}: {} of {} experts saw fewer than {} calibration tokens (first: expert {})",
+                                        seen.layer, few, seen.expert_tokens.size(), kFewTokens, first));
+}
+
+// Residual streams before the layer that comes next.
+struct Rows {
+  std::vector<float> calibration, compared, rounded;  // rounded: of the compared sequences, through the rounded layers
+};
+
+class Walk {
+ public:
+  Walk(const QuantizeOptions& o, const ir::MirDir& mir, hw::ThreadPool& pool) : o_(o), mir_(mir), pool_(pool) {}
+
+  Result<QuantizeReport> run() {
+    MI_TRY(const Choice choice, Choice::make(o_.config, mir_.graph, o_.model.string()));
+    MI_TRY(OutputDir out, OutputDir::create(o_.output, o_.force));
+    report_.chosen = choice.counts();
+    report_.weight_bits = o_.config.weight_bits;
+    report_.group_size = o_.config.weight_bits == 4 ? o_.config.group_size : 0;
+    report_.quantized_matrices = choice.rounded();
+    report_.float_matrices = choice.kept();
+    MI_TRY_VOID(declare(choice));
+    capture_ = o_.config.smooth || scales_.any() || any_spread(o_.config, rounded_.graph);
+    if (capture_ || o_.compare) MI_TRY_VOID(load_text());
+
+    MI_TRY(ir::MirWriter writer, ir::MirWriter::create(out.path(), rounded_.graph));
+    Progress progress("quantize", uint64_t(report_.bytes_before), true);
+    place_ = 0;
+    MI_TRY_VOID(write(writer, -1, round_layer(mir_, rounded_.graph.prologue, -1, {}, o_.config, pool_), &progress));
+    if (!set_.sequences.empty()) MI_TRY_VOID(embed());
+    for (int32_t layer = 0; layer < mir_.graph.info.layers; ++layer) {
+      MI_TRY(RoundedLayer rounded, one_layer(layer, choice));
+      MI_TRY_VOID(write(writer, layer, rounded, &progress));
+    }
+    LayerPlan plan;
+    if (choice.rounds_tied_head()) plan.sources[kHeadWeight] = kEmbeddingWeight;
+    const RoundedLayer epilogue = round_layer(mir_, rounded_.graph.epilogue, -1, plan, o_.config, pool_);
+    MI_TRY_VOID(write(writer, -1, epilogue, &progress));
+    progress.done();
+    if (o_.compare) MI_TRY_VOID(compare_heads(epilogue));
+
+    MI_TRY_VOID(ir::copy_tokenizer(o_.model, out.path()));
+    MI_TRY_VOID(writer.finish(rounded_.graph, provenance_of(o_, mir_, set_, report_)));
+    MI_TRY_VOID(out.commit());
+    return std::move(report_);
+  }
+
+ private:
+  // The graph that will be written; no number is needed for it.
+  Status declare(const Choice& choice) {
+    rounded_.dir = mir_.dir;
+    rounded_.files = mir_.files;
+    rounded_.index = mir_.index;
+    ir::Graph& g = rounded_.graph;
+    g = mir_.graph;
+    if (choice.rounds_tied_head()) untie_head(g);
+    MI_TRY_VOID(ir::to_quantized(g, [&](int32_t layer, const ir::WeightDecl& d) { return choice.format(layer, d); }));
+    if (o_.config.smooth) {
+      for (const ir::Block& b : mir_.graph.blocks) smooth_sites(b, o_.config.smooth_down, &report_.notes);
+      // Smoothed tensors that are not rounded become F32: the factors are not exact in bf16.
+      const std::set<std::string> touched = smoothed_tensors(mir_, choice, o_.config.smooth_down);
+      for (ir::Block& b : g.blocks)
+        for (ir::WeightDecl& d : b.weights)
+          for (int32_t layer : b.layers)
+            if (d.format == ir::WeightFormat::kFloat && touched.count(ir::full_name(d.name, layer)))
+              d.dtype = DType::kF32;
+    }
+    MI_TRY(scales_, StaticScales::choose(o_.config, g));
+    scales_.declare(g);
+    report_.bytes_before = weights_bytes(mir_.graph);
+    report_.bytes_after = weights_bytes(g);
+    return ir::verify(g);
+  }
+
+  Status load_text() {
+    const int64_t length = std::min(o_.config.calibration_length, std::max<int64_t>(1, mir_.graph.info.max_positions));
+    MI_TRY(const text::ModelText text, text::load_model_text(o_.model / "tokenizer"));
+    CalibrationRequest request;
+    request.file = o_.calibration.empty() ? Path(o_.config.calibration_data) : o_.calibration;
+    request.samples = o_.config.calibration_samples;
+    request.length = length;
+    request.vocab = mir_.graph.info.vocab;
+    MI_TRY(set_, load_calibration(request, text.tokenizer.get(), text.chat.get()));
+    report_.calibration_source = set_.source;
+    report_.calibration_hash = set_.hash;
+    split_ = split(set_.sequences, o_.compare);
+    if (!capture_) split_.calibration.clear();
+    report_.held_out = split_.held_out;
+    report_.calibration_sequences = int64_t(split_.calibration.size());
+    report_.calibration_tokens = token_count(split_.calibration);
+    longest_ = longest_of(set_.sequences);
+    precision_ = first_quantized(mir_.graph) ? "" : "fp32";
+    return {};
+  }
+
+  Result<PieceEngine> piece(const ir::MirDir& whole, int32_t layer, int opt_level, const std::string& precision) {
+    return PieceEngine::build(ir::piece_of(whole, layer), Path(o_.output).concat(".piece"), opt_level, precision, longest_,
+                              pool_);
+  }
+
+  Status embed() {
+    MI_TRY(PieceEngine ends, piece(mir_, -1, 0, precision_));
+    const size_t hidden = size_t(mir_.graph.info.hidden);
+    rows_.calibration.resize(size_t(token_count(split_.calibration)) * hidden);
+    rows_.compared.resize(size_t(token_count(split_.compared)) * hidden);
+    ends.run_embedding(split_.calibration, rows_.calibration);
+    ends.run_embedding(split_.compared, rows_.compared);
+    rows_.rounded = rows_.compared;
+    return {};
+  }
+
+  Result<RoundedLayer> one_layer(int32_t layer, const Choice& choice) {
+    LayerPlan plan;
+    LayerCapture seen;
+    if (!set_.sequences.empty()) {
+      MI_TRY(PieceEngine engine, piece(mir_, layer, capture_ ? 0 : 2, precision_));
+      if (capture_) {
+        const ir::Block& b = mir_.graph.block_of(layer);
+        seen = capture_layer(engine, b, layer, split_.calibration, rows_.calibration, rows_.calibration,
+                             o_.config.gptq_tokens);
+        plan.seen = &seen;
+        note_rare_experts(seen, &report_);
+      }
+      if (o_.compare) engine.run_layer(split_.compared, rows_.compared, rows_.compared);
+    }
+    if (o_.config.smooth) {
+      plan.smoothing = plan_smoothing(mir_, mir_.graph.block_of(layer), choice, seen, o_.config, pool_, &report_.notes);
+      report_.smoothed_sites += plan.smoothing.sites;
+      if (!plan.smoothing.alpha.empty()) report_.alphas[layer] = plan.smoothing.alpha;
+    }
+    if (scales_.any()) plan.constants = scales_.measure(seen, plan.smoothing, o_.config);
+    report_.static_scales += int64_t(plan.constants.size());
+    RoundedLayer rounded = round_layer(mir_, rounded_.graph.block_of(layer), layer, plan, o_.config, pool_);
+    report_.spread_matrices += rounded.spread;
+    if (rounded.alone > 0)
+      report_.notes.push_back(fmt::format("layer {}: {} experts' matrices that calibration never reached are rounded to nearest",
+                                          layer, rounded.alone));
+    if (o_.compare) {
+      rounded_.made = rounded.made;
+      MI_TRY(PieceEngine engine, piece(rounded_, layer, 2, ""));
+      rounded_.made.clear();
+      engine.run_layer(split_.compared, rows_.rounded, rows_.rounded);
+      report_.layers.push_back(deviation(layer, rows_.compared, rows_.rounded));
+      report_.layers.back().weight_error = rounded.error.relative();
+    }
+    return rounded;
+  }
+
+  Status compare_heads(const RoundedLayer& epilogue) {
+    MI_TRY(PieceEngine head, piece(mir_, -1, 2, precision_));
+    rounded_.made = epilogue.made;
+    MI_TRY(PieceEngine rounded_head, piece(rounded_, -1, 2, ""));
+    rounded_.made.clear();
+    report_.predictions = compare_predictions(split_.compared, head, rows_.compared, rounded_head, rows_.rounded);
+    return {};
+  }
+
+  // The tensors of one layer, or of what stands before or behind the layers.
+  Status write(ir::MirWriter& writer, int32_t layer, const RoundedLayer& rounded, Progress* progress) {
+    const auto& order = writer.order();
+    for (; place_ < order.size() && layer_of(order[place_].name) == layer; ++place_) {
+      const std::string& name = order[place_].name;
+      const auto made = rounded.made.find(name);
+      const TensorView v = made != rounded.made.end() ? made->second->view() : mir_.weight(name);
+      MI_TRY_VOID(writer.write({v.data, v.bytes}));
+      if (mir_.has(name)) progress->advance(mir_.weight(name).bytes, name);
+    }
+    return {};
+  }
+
+  const QuantizeOptions& o_;
+  const ir::MirDir& mir_;
+  hw::ThreadPool& pool_;
+  QuantizeReport report_;
+  ir::MirDir rounded_;  // the graph that is written, the source's files, and the tensors of the layer that is looked at
+  StaticScales scales_;
+  CalibrationSet set_;
+  Split split_;
+  Rows rows_;
+  std::string precision_;
+  int64_t longest_ = 0;
+  bool capture_ = false;
+  size_t place_ = 0;  // in the writer's order
+};
+
 }  // namespace
 
 Result<QuantizeReport> quantize(const QuantizeOptions& o, hw::ThreadPool& pool) {
-  QuantizeReport report;
   MI_TRY(const ir::MirDir mir, ir::MirDir::open(o.model));
-  MI_TRY(const Choice choice, Choice::make(o.config, mir.graph, o.model.string()));
-  MI_TRY(OutputDir out, OutputDir::create(o.output, o.force));
-  report.chosen = choice.counts();
-  report.weight_bits = o.config.weight_bits;
-  report.group_size = o.config.weight_bits == 4 ? o.config.group_size : 0;
-  report.quantized_matrices = choice.rounded();
-  report.float_matrices = choice.kept();
-
-  // Calibrate on the plain float graph, where anything needs it: its engine takes the model's size in fp32.
-  const bool per_tensor = o.config.activations == ActivationScheme::kPerTensor;
-  CalibrationSet set;
-  std::optional<LoadedEngine> reference;
-  Observations seen;
-  const int64_t length = std::min(o.config.calibration_length, std::max<int64_t>(1, mir.graph.info.max_positions));
-  if (o.config.smooth || per_tensor || o.compare) {
-    MI_TRY(const text::ModelText text, text::load_model_text(o.model / "tokenizer"));
-    CalibrationRequest request;
-    request.file = o.calibration.empty() ? Path(o.config.calibration_data) : o.calibration;
-    request.samples = o.config.calibration_samples;
-    request.length = length;
-    request.vocab = mir.graph.info.vocab;
-    MI_TRY(set, load_calibration(request, text.tokenizer.get(), text.chat.get()));
-    report.calibration_source = set.source;
-    report.calibration_hash = set.hash;
-    report.calibration_sequences = int64_t(set.sequences.size());
-    report.calibration_tokens = set.tokens;
-    const std::string precision = first_quantized(mir.graph) ? "" : "fp32";
-    MI_TRY(LoadedEngine made, make_engine(o.model, Path(o.output).concat(".calibration"), 0, precision, length, pool));
-    reference.emplace(std::move(made));
-  }
-  if (o.config.smooth || per_tensor) {
-    seen = observe(*reference->engine, mir.graph, set);
-    note_rare_experts(seen, &report);
-  }
-
-  // Decide, then write.
-  Smoothing smoothing;
-  if (o.config.smooth) {
-    MI_TRY(smoothing, plan_smoothing(mir, choice, seen, o.config.smooth_alpha, pool, &report));
-  }
-  report.smoothed_sites = int64_t(smoothing.sites.size());
-  RewritePlan plan;
-  if (o.config.weights != WeightScheme::kPerGroup) plan.int8_scheme = o.config.weights;
-  for (size_t i = 0; i < smoothing.sites.size(); ++i) {
-    const SmoothSite& site = smoothing.sites[i];
-    plan.tensors[site.norm_weight] = {nullptr, &smoothing.scales[i], site.plus_one};
-    for (const std::string& reader : site.readers) plan.tensors[reader].column_scale = &smoothing.scales[i];
-  }
-  ir::Graph g = mir.graph;
-  if (choice.rounds_tied_head()) {
-    untie_head(g);
-    plan.sources[kHeadWeight] = kEmbeddingWeight;
-  }
-  MI_TRY_VOID(ir::to_quantized(g, [&](int32_t layer, const ir::WeightDecl& d) { return choice.format(layer, d); }));
-  widen_smoothed(g, smoothing);
-  if (per_tensor) MI_TRY_VOID(add_static_scales(g, seen, smoothing, &plan));
-  MI_TRY_VOID(ir::verify(g));
-
-  std::map<int32_t, WeightError> errors;
-  MI_TRY(ir::MirWriter writer, ir::MirWriter::create(out.path(), g));
-  MI_TRY_VOID(rewrite_tensors(mir, g, plan, writer, pool, &errors));
-  MI_TRY_VOID(ir::copy_tokenizer(o.model, out.path()));
-  report.bytes_before = weights_bytes(mir.graph);
-  report.bytes_after = weights_bytes(g);
-
-  Json layers = Json::array();
-  for (const auto& [pattern, format] : o.config.layers) layers.push_back({pattern, layer_format_name(format)});
-  Json provenance = mir.provenance;
-  provenance["quantize"] = {
-      {"weight_bits", o.config.weight_bits},
-      {"weight_scheme", o.config.weights == WeightScheme::kPerGroup
-                            ? fmt::format("per_group of {}", o.config.group_size)
-                        : o.config.weights == WeightScheme::kPerChannel ? "per_channel"
-                                                                        : "per_tensor"},
-      {"activation_scheme", o.config.activations == ActivationScheme::kPerToken ? "per_token" : "per_tensor"},
-      {"smooth_quant", {{"enable", o.config.smooth}, {"alpha", o.config.smooth_alpha}}},
-      {"sensitive_layers", o.config.sensitive_layers},
-      {"layers", std::move(layers)},
-      {"calibration",
-       {{"source", set.source}, {"xxh3", set.hash}, {"sequences", set.sequences.size()}, {"tokens", set.tokens}}}};
-  MI_TRY_VOID(writer.finish(g, provenance));
-
-  if (o.compare) {
-    MI_TRY(LoadedEngine rounded, make_engine(out.path(), Path(o.output).concat(".comparison"), 2, "", length, pool));
-    Comparison c = compare(*reference->engine, *rounded.engine, set, kComparedTokens);
-    report.layers = std::move(c.layers);
-    for (LayerDeviation& d : report.layers) d.weight_error = errors[d.layer].relative();
-    report.mean_kl = c.mean_kl;
-    report.max_kl = c.max_kl;
-    report.top1_agreement = c.top1_agreement;
-    report.compared_tokens = c.tokens;
-  }
-  MI_TRY_VOID(out.commit());
-  return report;
+  return Walk(o, mir, pool).run();
 }
 
 std::string report_text(const QuantizeReport& r) {
@@ -247,10 +298,18 @@ std::string report_text(const QuantizeReport& r) {
   s += fmt::format("matrices      {} {}, {} kept in float by the recipe, {} norms smoothed\n", r.quantized_matrices,
                    format, r.float_matrices, r.smoothed_sites);
   s += fmt::format("weights       {} -> {}\n", human_bytes(double(r.bytes_before)), human_bytes(double(r.bytes_after)));
+  if (r.spread_matrices > 0) s += fmt::format("gptq          {} matrices, experts counted one by one\n", r.spread_matrices);
+  if (r.static_scales > 0) s += fmt::format("activations   {} static scales\n", r.static_scales);
+  for (const auto& [layer, sites] : r.alphas)
+    for (const auto& [value, alpha] : sites) s += fmt::format("alpha         layer {} {}: {:.2f}\n", layer, value, alpha);
   for (const std::string& n : r.notes) s += fmt::format("note          {}\n", n);
   if (r.layers.empty()) return s;
-  s += fmt::format("\nagainst the float model, {} tokens: mean KL {:.5f}, largest {:.5f}, same best token {:.2f} %\n",
-                   r.compared_tokens, r.mean_kl, r.max_kl, 100 * r.top1_agreement);
+  s += fmt::format("\nagainst the float model, {} {} tokens: mean KL {:.5f}, largest {:.5f}, same best token {:.2f} %, perplexity "
+                   "{:.4f} -> {:.4f} ({:+.2f} %)\n",
+                   r.predictions.tokens, r.held_out ? "held-out" : "calibration", r.predictions.mean_kl,
+                   r.predictions.max_kl, 100 * r.predictions.top1_agreement, std::exp(r.predictions.nll),
+                   std::exp(r.predictions.rounded_nll),
+                   100 * (std::exp(r.predictions.rounded_nll - r.predictions.nll) - 1));
   s += "layer  deviation  cosine    weights\n";
   for (const LayerDeviation& d : r.layers)
     s += fmt::format("{:>5}  {:>8.3f}%  {:.6f}  {:>6.3f}%\n", d.layer, 100 * d.relative_rms, d.cosine,
@@ -275,10 +334,18 @@ Json report_json(const QuantizeReport& r) {
   j["patterns"] = Json::array();
   for (const Choice::Count& c : r.chosen)
     j["patterns"].push_back({{"pattern", c.pattern}, {"format", layer_format_name(c.format)}, {"matches", c.matches}});
-  j["mean_kl"] = r.mean_kl;
-  j["max_kl"] = r.max_kl;
-  j["top1_agreement"] = r.top1_agreement;
-  j["compared_tokens"] = r.compared_tokens;
+  j["spread_matrices"] = r.spread_matrices;
+  j["static_scales"] = r.static_scales;
+  j["alphas"] = Json::object();
+  for (const auto& [layer, sites] : r.alphas)
+    for (const auto& [value, alpha] : sites) j["alphas"][std::to_string(layer)][value] = alpha;
+  j["held_out"] = r.held_out;
+  j["mean_kl"] = r.predictions.mean_kl;
+  j["max_kl"] = r.predictions.max_kl;
+  j["top1_agreement"] = r.predictions.top1_agreement;
+  j["compared_tokens"] = r.predictions.tokens;
+  j["nll"] = r.predictions.nll;
+  j["rounded_nll"] = r.predictions.rounded_nll;
   j["layers"] = Json::array();
   for (const LayerDeviation& d : r.layers)
     j["layers"].push_back(

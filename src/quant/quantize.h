@@ -1,5 +1,7 @@
 #pragma once
-// MIR -> quantized MIR: calibrate, smooth, round to W8A8 or W4A8, compare with the float model, report.
+// MIR -> quantized MIR: calibrate, smooth, round to W8A8 or W4A8, compare with the float model, report. The model is
+// walked layer by layer: memory holds one layer's weights in float and rounded, the rows of the residual stream of the
+// calibration tokens, and what one layer's matrices were fed.
 
 #include <string>
 #include <vector>
@@ -9,6 +11,7 @@
 #include "base/result.h"
 #include "hw/thread_pool.h"
 #include "quant/choice.h"
+#include "quant/compare.h"
 #include "quant/config.h"
 
 namespace mi::quant {
@@ -22,25 +25,20 @@ struct QuantizeOptions {
   bool compare = true;  // run float and rounded models side by side for the deviation table
 };
 
-struct LayerDeviation {
-  int32_t layer = 0;
-  double relative_rms = 0;  // rms(rounded - float) / rms(float) of the residual stream after the layer
-  double cosine = 0;
-  double weight_error = 0;  // rms of the rounding of the layer's weights over their rms
-};
-
 struct QuantizeReport {
   std::string calibration_source, calibration_hash;  // "" where nothing needed calibration
   int64_t calibration_sequences = 0, calibration_tokens = 0;
   int64_t weight_bits = 8, group_size = 0;
   int64_t quantized_matrices = 0, float_matrices = 0;  // counted per layer, experts as one
-  int64_t smoothed_sites = 0;
+  int64_t smoothed_sites = 0, static_scales = 0;
+  int64_t spread_matrices = 0;                         // rounded with error compensation, experts counted one by one
+  std::map<int32_t, std::map<std::string, double>> alphas;  // searched ones, by layer and value
   std::vector<std::string> notes;                      // skipped smoothing sites, experts with few tokens
   std::vector<Choice::Count> chosen;                   // what each pattern of the recipe matched
   std::vector<LayerDeviation> layers;                  // empty without compare
-  double mean_kl = 0, max_kl = 0, top1_agreement = 0;  // logits, rounded against float, over the compared tokens
-  int64_t compared_tokens = 0;
-  int64_t bytes_before = 0, bytes_after = 0;  // weights
+  Predictions predictions;                             // on text that calibration did not see, where there is enough
+  bool held_out = false;                               // ... there was
+  int64_t bytes_before = 0, bytes_after = 0;           // weights
 };
 
 Result<QuantizeReport> quantize(const QuantizeOptions& o, hw::ThreadPool& pool);

@@ -1,40 +1,40 @@
 #pragma once
-// The writing half of quantize: the plan of what happens to each tensor, and the streaming pass that does it.
+// The rounding half of quantize: what becomes of the tensors of one layer.
 
 #include <map>
+#include <memory>
 #include <string>
-#include <vector>
 
-#include "hw/thread_pool.h"
 #include "ir/mir_dir.h"
+#include "quant/capture.h"
 #include "quant/config.h"
-#include "quant/int4.h"
 #include "quant/int8.h"
 #include "quant/smooth.h"
 
 namespace mi::quant {
 
-struct TensorPlan {
-  const std::vector<float>* column_scale = nullptr;  // smoothing: columns are multiplied; [K]
-  const std::vector<float>* norm_divisor = nullptr;  // smoothing: the norm's weight is divided; [K]
-  bool plus_one = false;                             // ... of a (1 + w) norm
+struct LayerPlan {
+  LayerSmoothing smoothing;
+  std::map<std::string, std::string> sources;   // a tensor that is made of another one of the source
+  std::map<std::string, float> constants;       // "act.X.scale" tensors of one float
+  const LayerCapture* seen = nullptr;           // null: everything is rounded to nearest
 };
 
-struct RewritePlan {
-  std::map<std::string, TensorPlan> tensors;             // by full name; absent: copied or rounded as declared
-  std::map<std::string, std::string> sources;            // a tensor that is made of another one of the source
-  std::map<std::string, float> constants;                // "act.X.scale" tensors of one float
-  WeightScheme int8_scheme = WeightScheme::kPerChannel;  // W8A8; W4A8 has its group in the declaration
+struct RoundedLayer {
+  // Every tensor that differs from the source: rounded matrices with their scales, smoothed and widened ones, constants.
+  std::map<std::string, std::shared_ptr<const Tensor>, std::less<>> made;
+  WeightError error;
+  int64_t spread = 0;  // matrices whose rounding errors were spread, experts counted one by one
+  int64_t alone = 0;   // ... that calibration never reached: rounded to nearest
 };
 
-// Writes every tensor that `g` declares, from `source`, through `writer`: float matrices that `g` declares W8A8 or W4A8
-// are rounded. Memory: a few rows in float and one tensor in int8. Adds each matrix's rounding error to *errors by
-// layer.
-Status rewrite_tensors(const ir::MirDir& source, const ir::Graph& g, const RewritePlan& plan, ir::MirWriter& writer,
-                       hw::ThreadPool& pool, std::map<int32_t, WeightError>* errors);
+// Whether the rounding errors of a matrix are spread over its columns (gptq.h); it needs calibration.
+bool wants_spread(const ir::WeightDecl& d, const QuantConfig& c);
 
-// Largest |W[.., k]| over all rows (and experts) of a float matrix, per column.
-std::vector<float> column_max(const TensorView& w, hw::ThreadPool& pool);
+// Tensors of block `b` (layer < 0: prologue or epilogue) of the graph that will be written, from `source`. Memory: the
+// rounded layer, a few rows in float, and with error spreading a few [K, K] per thread.
+RoundedLayer round_layer(const ir::MirDir& source, const ir::Block& b, int32_t layer, const LayerPlan& plan,
+                         const QuantConfig& config, hw::ThreadPool& pool);
 
 // "layers.7.attn.q.weight" -> 7; -1 for tensors outside layers.
 int32_t layer_of(const std::string& full_name);

@@ -4,17 +4,23 @@
 
 namespace mi::quant {
 
-Result<TemporaryEngine> build_temporary_engine(const Path& mir, const Path& beside, int opt_level,
+Result<TemporaryEngine> build_temporary_engine(const ir::MirDir& mir, const Path& beside, int opt_level,
                                                const std::string& precision) {
   MI_TRY(OutputDir dir, OutputDir::create(beside, true));
   TemporaryEngine t{std::move(dir)};
   compiler::BuildOptions b;
-  b.model = mir;
   b.output = t.path();
   b.opt_level = opt_level;
   b.precision = precision;
-  MI_TRY(auto report, compiler::build_engine(b));
+  b.scratch = true;
+  MI_TRY(auto report, compiler::build_engine(mir, b));
   return t;
+}
+
+Result<TemporaryEngine> build_temporary_engine(const Path& mir, const Path& beside, int opt_level,
+                                               const std::string& precision) {
+  MI_TRY(const ir::MirDir opened, ir::MirDir::open(mir));
+  return build_temporary_engine(opened, beside, opt_level, precision);
 }
 
 }  // namespace mi::quant

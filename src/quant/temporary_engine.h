@@ -4,6 +4,7 @@
 
 #include "base/file.h"
 #include "base/result.h"
+#include "ir/mir_dir.h"
 
 namespace mi::quant {
 
@@ -14,6 +15,8 @@ struct TemporaryEngine {
 
 // `beside`: a name that is free, or left over from a run that was killed. opt_level and precision as in
 // compiler::BuildOptions; 0 and "fp32" give the plain float graph.
+Result<TemporaryEngine> build_temporary_engine(const ir::MirDir& mir, const Path& beside, int opt_level,
+                                               const std::string& precision);
 Result<TemporaryEngine> build_temporary_engine(const Path& mir, const Path& beside, int opt_level,
                                                const std::string& precision);
 

@@ -1,0 +1,53 @@
+#pragma once
+// What the matrices of one layer are fed: everything that smoothing, activation scales and error-compensating rounding
+// want to know about the layer, from one run of its float form.
+
+#include <map>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "ir/graph.h"
+#include "quant/piece_engine.h"
+
+namespace mi::quant {
+
+// A matrix of a block and the value that it multiplies.
+struct MatrixUse {
+  int32_t weight = 0;  // index into Block::weights
+  std::string value;
+  int64_t cols = 0;
+  bool experts = false;  // [E, N, K]
+  bool pairs = false;    // the value has one row per (token, chosen expert), not per token
+};
+std::vector<MatrixUse> matrix_uses(const ir::Block& b);
+
+struct Fed {
+  int64_t cols = 0;
+  bool pairs = false;
+  std::vector<float> max_abs;  // per channel, over all tokens
+  std::vector<float> rows;     // of the kept tokens, [kept (x k), cols]
+};
+
+struct LayerCapture {
+  int32_t layer = 0;
+  std::map<std::string, Fed> values;   // by name in the graph
+  int64_t kept = 0;                    // tokens whose rows are here, spread evenly over all
+  int64_t k = 0;                       // experts per token; 0: the layer has no router
+  std::vector<int32_t> chosen;         // [kept, k]
+  std::vector<int64_t> expert_tokens;  // over all tokens
+
+  // Places in Fed::rows that expert e was fed (e < 0: all).
+  std::vector<int64_t> rows_of(const Fed& f, int64_t expert) const;
+};
+
+// Runs the plain float form (opt level 0) of a layer over `in` [tokens, hidden]; out: the layer's results, may be `in`.
+LayerCapture capture_layer(PieceEngine& engine, const ir::Block& block, int32_t layer, const Sequences& s,
+                           std::span<const float> in, std::span<float> out, int64_t keep_tokens);
+
+// X^T X of the given rows, each column divided by divisor (empty: 1): [cols, cols], symmetric. Every element is summed
+// in the order of the rows, so the result does not depend on the number of threads.
+std::vector<float> gram_matrix(const Fed& f, std::span<const int64_t> rows, std::span<const float> divisor,
+                               hw::ThreadPool* pool);
+
+}  // namespace mi::quant

@@ -1,0 +1,118 @@
+#include "quant/scales.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "ir/edit.h"
+#include "quant/choice.h"
+
+namespace mi::quant {
+namespace {
+
+constexpr size_t kMostMagnitudes = size_t(1) << 22;  // looked at for percentile and mse, spread evenly
+
+std::string scale_name(const std::string& value) { return "act." + value + ".scale"; }
+
+std::string module_of(std::string weight) {
+  constexpr std::string_view kSuffix = ".weight";
+  if (weight.ends_with(kSuffix)) weight.resize(weight.size() - kSuffix.size());
+  return weight;
+}
+
+}  // namespace
+
+Result<StaticScales> StaticScales::choose(const QuantConfig& c, const ir::Graph& g) {
+  // Rounded matrices of layers and the value that each reads.
+  std::vector<std::string> modules;
+  std::map<std::string, std::pair<int32_t, std::string>> value_of;
+  for (const ir::Block& b : g.blocks)
+    for (const MatrixUse& u : matrix_uses(b))
+      if (ir::is_quantized(b.weights[size_t(u.weight)]))
+        for (int32_t layer : b.layers) {
+          modules.push_back(module_of(ir::full_name(b.weights[size_t(u.weight)].name, layer)));
+          value_of[modules.back()] = {layer, u.value};
+        }
+  std::map<std::string, ActivationScheme> scheme;
+  for (const std::string& m : modules) scheme[m] = c.activations;
+  for (const auto& [pattern, s] : c.activation_layers) {
+    MI_TRY(const auto hits, matching("activations", pattern, modules));
+    for (const std::string& m : hits) scheme[m] = s;
+  }
+  StaticScales out;
+  for (const auto& [m, value] : value_of) out.values_.insert(value);
+  for (const auto& [m, s] : scheme)
+    if (s == ActivationScheme::kPerToken) out.values_.erase(value_of.at(m));
+  return out;
+}
+
+void StaticScales::declare(ir::Graph& g) const {
+  if (!any()) return;
+  ir::split_layers(g, [&](const ir::Block& b, int32_t layer) {
+    std::string key;
+    for (const ir::Node& n : b.nodes)
+      if (n.op == Op::kQuantize) key += has(layer, b.values[size_t(n.in[0])].name) ? '1' : '0';
+    return key;
+  });
+  for (ir::Block& b : g.blocks)
+    for (ir::Node& n : b.nodes) {
+      if (n.op != Op::kQuantize) continue;
+      const std::string value = b.values[size_t(n.in[0])].name;
+      if (!has(b.layers[0], value) || !n.weights.empty()) continue;
+      n.weights.push_back({Role::kInScale, {int32_t(b.weights.size())}});
+      b.weights.push_back(
+          {scale_name(value), DType::kF32, {1}, ir::WeightFormat::kFloat, ir::Mark::kConstant, 0});
+    }
+}
+
+std::map<std::string, float> StaticScales::measure(const LayerCapture& seen, const LayerSmoothing& smoothing,
+                                                   const QuantConfig& c) const {
+  std::map<std::string, float> out;
+  for (const auto& [value, fed] : seen.values) {
+    if (!has(seen.layer, value)) continue;
+    const auto it = smoothing.divisor.find(value);
+    const float* s = it == smoothing.divisor.end() ? nullptr : it->second.data();
+    float limit = 0;
+    const bool per_expert = it != smoothing.divisor.end() && int64_t(it->second.size()) != fed.cols;
+    if (c.observer == Observer::kMinMax && !per_expert) {
+      for (int64_t i = 0; i < fed.cols; ++i)
+        limit = std::max(limit, s ? fed.max_abs[size_t(i)] / s[i] : fed.max_abs[size_t(i)]);
+    } else {
+      std::vector<float> magnitudes;
+      // Odd, so that all channels are met.
+      const size_t step = (fed.rows.size() / kMostMagnitudes) | 1;
+      for (size_t i = 0; i < fed.rows.size(); i += step) {
+        const size_t row = i / size_t(fed.cols), column = i % size_t(fed.cols);
+        const float* of_row = per_expert ? s + int64_t(seen.chosen[row]) * fed.cols : s;
+        magnitudes.push_back(std::fabs(s ? fed.rows[i] / of_row[column] : fed.rows[i]));
+      }
+      limit = observed_limit(std::move(magnitudes), c);
+    }
+    out[ir::full_name(scale_name(value), seen.layer)] = limit / 127.0f;
+  }
+  return out;
+}
+
+float observed_limit(std::vector<float> m, const QuantConfig& c) {
+  if (m.empty()) return 0;
+  const float top = *std::max_element(m.begin(), m.end());
+  if (c.observer == Observer::kPercentile) {
+    const size_t at = std::min(m.size() - 1, size_t(double(m.size()) * c.percentile / 100));
+    std::nth_element(m.begin(), m.begin() + ptrdiff_t(at), m.end());
+    return m[at];
+  }
+  if (c.observer == Observer::kMinMax || !(top > 0)) return top;
+  float best = top;
+  double least = INFINITY;
+  for (int step = 0; step < 40; ++step) {  // limits from the maximum downwards, each 0.9 of the one before
+    const float limit = top * float(std::pow(0.9, step)), scale = limit / 127.0f;
+    double error = 0;
+    for (float v : m) {
+      const float d = std::min(std::nearbyint(v / scale), 127.0f) * scale - v;
+      error += double(d) * d;
+    }
+    if (error < least) best = limit, least = error;
+  }
+  return best;
+}
+
+}  // namespace mi::quant
