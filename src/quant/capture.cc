@@ -85,17 +85,21 @@ std::vector<float> gram_matrix(const Fed& f, std::span<const int64_t> rows, std:
       scaled.push_back(divisor.empty() ? x : x / divisor[size_t(i)]);
     }
   std::vector<float> h(size_t(k * k));
-  // Row i of the upper half; later rows are shorter, so the tasks are small and handed out as they are wanted.
-  const auto task = [&](int64_t i, int) {
-    for (int64_t r = 0; r < n; ++r) {
-      const float* x = scaled.data() + r * k;
-      if (x[i] != 0) subtract_scaled(h.data() + i * k + i, x + i, -x[i], k - i);
-    }
+  // Some rows of the upper half, for some rows of x at a time: both stay in the caches.
+  constexpr int64_t kTaskRows = 16, kBlock = 64;
+  const int64_t tasks = (k + kTaskRows - 1) / kTaskRows;
+  const auto task = [&](int64_t t, int) {
+    for (int64_t r0 = 0; r0 < n; r0 += kBlock)
+      for (int64_t i = t * kTaskRows; i < std::min(k, (t + 1) * kTaskRows); ++i)
+        for (int64_t r = r0; r < std::min(n, r0 + kBlock); ++r) {
+          const float* x = scaled.data() + r * k;
+          if (x[i] != 0) subtract_scaled(h.data() + i * k + i, x + i, -x[i], k - i);
+        }
   };
   if (pool)
-    pool->run(k, task);
+    pool->run(tasks, task);
   else
-    for (int64_t i = 0; i < k; ++i) task(i, 0);
+    for (int64_t t = 0; t < tasks; ++t) task(t, 0);
   for (int64_t i = 0; i < k; ++i)
     for (int64_t j = 0; j < i; ++j) h[size_t(i * k + j)] = h[size_t(j * k + i)];
   return h;

@@ -98,7 +98,8 @@ void note_rare_experts(const LayerCapture& seen, QuantizeReport* report) {
 
 // Residual streams before the layer that comes next.
 struct Rows {
-  std::vector<float> calibration, compared, rounded;  // rounded: of the compared sequences, through the rounded layers
+  std::vector<float> calibration;  // through the float layers, or through the rounded ones when errors are spread
+  std::vector<float> compared, rounded;  // of the compared sequences, through float and rounded layers
 };
 
 class Walk {
@@ -114,7 +115,8 @@ class Walk {
     report_.quantized_matrices = choice.rounded();
     report_.float_matrices = choice.kept();
     MI_TRY_VOID(declare(choice));
-    capture_ = o_.config.smooth || scales_.any() || any_spread(o_.config, rounded_.graph);
+    spread_ = any_spread(o_.config, rounded_.graph);
+    capture_ = o_.config.smooth || scales_.any() || spread_;
     if (capture_ || o_.compare) MI_TRY_VOID(load_text());
 
     MI_TRY(ir::MirWriter writer, ir::MirWriter::create(out.path(), rounded_.graph));
@@ -210,8 +212,9 @@ class Walk {
       MI_TRY(PieceEngine engine, piece(mir_, layer, capture_ ? 0 : 2, precision_));
       if (capture_) {
         const ir::Block& b = mir_.graph.block_of(layer);
-        seen = capture_layer(engine, b, layer, split_.calibration, rows_.calibration, rows_.calibration,
-                             o_.config.gptq_tokens);
+        // Errors are spread best over what the layer will really be fed: the results of rounded layers before it.
+        const std::span<float> through = spread_ ? std::span<float>() : std::span<float>(rows_.calibration);
+        seen = capture_layer(engine, b, layer, split_.calibration, rows_.calibration, through, o_.config.gptq_tokens);
         plan.seen = &seen;
         note_rare_experts(seen, &report_);
       }
@@ -229,10 +232,12 @@ class Walk {
     if (rounded.alone > 0)
       report_.notes.push_back(fmt::format("layer {}: {} experts' matrices that calibration never reached are rounded to nearest",
                                           layer, rounded.alone));
-    if (o_.compare) {
+    if (o_.compare || spread_) {
       rounded_.made = rounded.made;
       MI_TRY(PieceEngine engine, piece(rounded_, layer, 2, ""));
       rounded_.made.clear();
+      if (spread_) engine.run_layer(split_.calibration, rows_.calibration, rows_.calibration);
+      if (!o_.compare) return rounded;
       engine.run_layer(split_.compared, rows_.rounded, rows_.rounded);
       report_.layers.push_back(deviation(layer, rows_.compared, rows_.rounded));
       report_.layers.back().weight_error = rounded.error.relative();
@@ -273,7 +278,7 @@ class Walk {
   Rows rows_;
   std::string precision_;
   int64_t longest_ = 0;
-  bool capture_ = false;
+  bool capture_ = false, spread_ = false;
   size_t place_ = 0;  // in the writer's order
 };
 
