@@ -20,7 +20,7 @@ ROWS = {
     "model": ["ir", "tensor"],
     "compiler": ["ir", "tensor", "kernels", "artifact", "hw"],
     "exec": ["artifact", "tensor", "kernels", "hw"],
-    "quant": ["model", "ir", "tensor", "text", "compiler", "exec", "artifact", "hw"],
+    "quant": ["model", "ir", "tensor", "text", "kernels", "compiler", "exec", "artifact", "hw"],
     "runtime": ["exec", "kernels", "hw", "text"],
     "server": ["runtime", "text"],
     "tools": ["quant", "model", "compiler", "runtime", "exec", "artifact", "ir", "kernels", "text", "hw", "tensor"],

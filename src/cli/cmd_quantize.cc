@@ -1,30 +1,146 @@
 #include <fmt/format.h>
 
+#include <cmath>
 #include <optional>
 
+#include "base/file.h"
 #include "base/json.h"
 #include "cli/command.h"
 #include "hw/thread_pool.h"
-#include "quant/quantize.h"
+#include "quant/plan.h"
+#include "tools/sensitivity_page.h"
 
 namespace mi::cli {
 
+namespace {
+
+struct Flags {
+  std::string model, config, output, calib, held_out, save_recipe, sensitivity;
+  bool force = false, json = false, no_compare = false, search = false;
+  int threads = 0;
+  int64_t compare_tokens = 2048, sample = 512;
+  std::optional<double> max_kl, max_drop, memory, bits;
+};
+
+Status check(const Flags& f) {
+  if ((f.max_kl || f.max_drop) && f.no_compare)
+    return fail(ErrorCode::kUsage, "--max-kl and --max-drop judge the comparison that --no-compare leaves out");
+  if (f.output.empty() && f.sensitivity.empty())
+    return fail(ErrorCode::kUsage, "--output is missing (a report alone needs --sensitivity FILE)");
+  if (!f.output.empty() && !f.sensitivity.empty())
+    return fail(ErrorCode::kUsage, "--sensitivity writes a report and no model: leave out --output");
+  if (f.search && !f.max_kl && !f.max_drop && !f.memory && !f.bits)
+    return fail(ErrorCode::kUsage, "--search needs a limit: --max-kl, --max-drop, --memory or --max-bits");
+  if (!f.search && (f.memory || f.bits || !f.save_recipe.empty()))
+    return fail(ErrorCode::kUsage, "--memory, --max-bits and --save-recipe go with --search");
+  return {};
+}
+
+Result<int> run_sensitivity(const Flags& f, quant::QuantizeOptions o, hw::ThreadPool& pool) {
+  const Path file = f.sensitivity;
+  MI_TRY(OutputFile out, OutputFile::create(file, f.force));
+  o.output = file;
+  quant::PlanOptions p;
+  p.sample_tokens = f.sample;
+  p.search = true;
+  MI_TRY(const quant::Planned plan, quant::plan_recipe(o, p, pool));
+  const std::string text = quant::sensitivity_text(plan.sensitivity) + "\nchoices of formats that no other beats\n" +
+                           quant::front_text(plan.front, nullptr);
+  Json j = quant::sensitivity_json(plan.sensitivity);
+  j["front"] = quant::front_json(plan.front, plan.sensitivity);
+  MI_TRY_VOID(out.writer().write(std::string_view(file.extension() == ".json"   ? dump_json(j, 1)
+                                                  : file.extension() == ".html" ? tools::sensitivity_page(o.model.filename().string(), plan.sensitivity, plan.front)
+                                                                                : text)));
+  MI_TRY_VOID(out.commit());
+  fmt::print("{}", f.json ? dump_json(j, 1) + "\n" : text + "written       " + f.sensitivity + "\n");
+  return 0;
+}
+
+int judge(const Flags& f, const quant::QuantizeReport& r) {
+  int code = 0;
+  if (f.max_kl && !(r.predictions.mean_kl <= *f.max_kl)) {
+    fmt::print(stderr, "the mean KL {:.5f} is above the limit {:.5f}\n", r.predictions.mean_kl, *f.max_kl);
+    code = 1;
+  }
+  const double drop = 100 * std::expm1(r.predictions.rounded_nll - r.predictions.nll);
+  if (f.max_drop && !(drop <= *f.max_drop)) {
+    fmt::print(stderr, "perplexity grows by {:.2f} %, more than {:.2f} %\n", drop, *f.max_drop);
+    code = 1;
+  }
+  return code;
+}
+
+Result<int> run_quantize(const Flags& f) {
+  MI_TRY_VOID(check(f));
+  quant::QuantizeOptions o;
+  MI_TRY(o.config, quant::load_quant_config(f.config));
+  o.model = f.model;
+  o.output = f.output;
+  o.calibration = f.calib;
+  o.held_out = f.held_out;
+  o.compare_tokens = f.compare_tokens;
+  o.force = f.force;
+  o.compare = !f.no_compare;
+  hw::ThreadPool pool(f.threads > 0 ? f.threads : hw::advise_threads().threads);
+  if (!f.sensitivity.empty()) return run_sensitivity(f, o, pool);
+  if (!f.search) {
+    MI_TRY(const quant::QuantizeReport r, quant::quantize(o, pool));
+    if (f.json)
+      fmt::print("{}\n", dump_json(quant::report_json(r), 1));
+    else
+      fmt::print("{}written       {}\n", quant::report_text(r), f.output);
+    return judge(f, r);
+  }
+  quant::PlanOptions p;
+  p.sample_tokens = f.sample;
+  if (f.max_kl) p.limits.max_kl = *f.max_kl;
+  if (f.memory) p.limits.max_bytes = int64_t(*f.memory * 1e9);
+  if (f.bits) p.limits.max_bits = *f.bits;
+  MI_TRY(const quant::Searched s, quant::quantize_searched(o, p, f.max_drop, pool));
+  if (!f.save_recipe.empty()) {
+    MI_TRY(OutputFile out, OutputFile::create(f.save_recipe, f.force));
+    MI_TRY_VOID(out.writer().write(quant::recipe_text(s.plan.config, {"found by metainfer quantize --search"})));
+    MI_TRY_VOID(out.commit());
+  }
+  if (f.json) {
+    Json j = quant::report_json(s.report);
+    j["sensitivity"] = quant::sensitivity_json(s.plan.sensitivity);
+    j["front"] = quant::front_json(s.plan.front, s.plan.sensitivity);
+    j["picked"] = quant::front_json({*s.plan.picked}, s.plan.sensitivity)[0];
+    j["tries"] = s.tries;
+    fmt::print("{}\n", dump_json(j, 1));
+  } else {
+    fmt::print("choices of formats that no other beats\n{}\n", quant::front_text(s.plan.front, &*s.plan.picked));
+    for (const std::string& line : s.plan.reasons) fmt::print("{}\n", line);
+    fmt::print("\n{}tries         {}\nwritten       {}\n", quant::report_text(s.report), s.tries, f.output);
+  }
+  return judge(f, s.report);
+}
+
+}  // namespace
+
 Command add_quantize(CLI::App& parent) {
-  struct Flags {
-    std::string model, config, output, calib;
-    bool force = false, json = false, no_compare = false;
-    int threads = 0;
-    std::optional<double> max_kl;
-  };
   auto f = std::make_shared<Flags>();
   CLI::App* app =
       parent.add_subcommand("quantize", "calibrate a float model and round its matrices to int8 (W8A8) or int4 (W4A8)");
   app->add_option("--model", f->model, "MIR directory, from metainfer export")->required();
   app->add_option("--config", f->config, "recipe (YAML); see the example below")->required();
-  app->add_option("--output", f->output, "new MIR directory")->required();
+  app->add_option("--output", f->output, "new MIR directory (not needed with --sensitivity)");
   app->add_option("--calib", f->calib, "calibration text or .jsonl (default: the recipe's, else a built-in text)");
-  app->add_option("--max-kl", f->max_kl, "exit with 1 when the mean KL divergence against the float model is larger")
+  app->add_option("--held-out", f->held_out, "text or .jsonl for the comparison (default: a part of the calibration text)");
+  app->add_option("--compare-tokens", f->compare_tokens, "tokens of the comparison, 0: all of the text")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
+  app->add_flag("--search", f->search, "choose a format for each part of each layer: the fastest on this machine within the limits");
+  app->add_option("--max-kl", f->max_kl, "exit with 1 when the mean KL divergence against the float model is larger; a search stays below it")
       ->check(CLI::NonNegativeNumber);
+  app->add_option("--max-drop", f->max_drop, "exit with 1 when perplexity grows by more percent; a search tries again with less")
+      ->check(CLI::NonNegativeNumber);
+  app->add_option("--memory", f->memory, "of a search: most GB that the rounded parts' weights may take")->check(CLI::PositiveNumber);
+  app->add_option("--max-bits", f->bits, "of a search: most bits per weight of the experts (scales counted)")->check(CLI::PositiveNumber);
+  app->add_option("--sample-tokens", f->sample, "tokens on which a search and --sensitivity measure")->check(CLI::Range(16, 1 << 20))->capture_default_str();
+  app->add_option("--save-recipe", f->save_recipe, "write the recipe that a search found (it is recipe.yaml in the output too)");
+  app->add_option("--sensitivity", f->sensitivity, "write a report of what rounding each part costs (.html, .json or .txt) and stop");
   app->add_option("--threads", f->threads, "worker threads (default: what the CPU mask and quota allow)")
       ->check(CLI::Range(1, 1024));
   app->add_flag("--force", f->force, "replace an existing output");
@@ -48,26 +164,7 @@ Command add_quantize(CLI::App& parent) {
       "    # calibration_data: calib.jsonl     # or --calib: text, or jsonl with \"text\", \"messages\" or \"ids\"\n"
       "The head, the router and a sparse-attention index stay float unless `layers` names them.");
   return {app, [f]() -> Result<int> {
-            if (f->max_kl && f->no_compare)
-              return fail(ErrorCode::kUsage, "--max-kl judges the comparison that --no-compare leaves out");
-            quant::QuantizeOptions o;
-            MI_TRY(o.config, quant::load_quant_config(f->config));
-            o.model = f->model;
-            o.output = f->output;
-            o.calibration = f->calib;
-            o.force = f->force;
-            o.compare = !f->no_compare;
-            hw::ThreadPool pool(f->threads > 0 ? f->threads : hw::advise_threads().threads);
-            MI_TRY(const quant::QuantizeReport r, quant::quantize(o, pool));
-            if (f->json)
-              fmt::print("{}\n", dump_json(quant::report_json(r), 1));
-            else
-              fmt::print("{}written       {}\n", quant::report_text(r), f->output);
-            if (f->max_kl && !(r.predictions.mean_kl <= *f->max_kl)) {
-              fmt::print(stderr, "the mean KL {:.5f} is above the limit {:.5f}\n", r.predictions.mean_kl, *f->max_kl);
-              return 1;
-            }
-            return 0;
+            return run_quantize(*f);
           }};
 }
 

@@ -74,6 +74,8 @@ ir::QuantFormat format_for(LayerFormat f, const QuantConfig& c) {
 
 }  // namespace
 
+bool is_rounded_by_default(const ir::WeightDecl& d) { return is_matrix(d) && by_default(d.mark); }
+
 const ir::WeightDecl* first_quantized(const ir::Graph& g) {
   for (const ir::Block& b : g.blocks)
     for (const ir::WeightDecl& d : b.weights)

@@ -47,6 +47,9 @@ class Choice {
 Result<std::vector<std::string>> matching(const std::string& key, const std::string& pattern,
                                           const std::vector<std::string>& modules);
 
+// Whether a recipe that says nothing else rounds this matrix.
+bool is_rounded_by_default(const ir::WeightDecl& d);
+
 // The first quantized matrix, or null.
 const ir::WeightDecl* first_quantized(const ir::Graph& g);
 

@@ -6,13 +6,6 @@
 namespace mi::quant {
 namespace {
 
-double log_sum_exp(const float* v, int64_t n) {
-  const double m = *std::max_element(v, v + n);
-  double s = 0;
-  for (int64_t i = 0; i < n; ++i) s += std::exp(v[i] - m);
-  return m + std::log(s);
-}
-
 std::vector<float> logits_of(const Sequences& one, PieceEngine& head, std::span<const float> rows) {
   std::vector<float> out(one[0].size() * size_t(head.vocab()));
   head.run_head(one, rows, [&](int64_t first, std::span<const float> logits) {
@@ -22,6 +15,13 @@ std::vector<float> logits_of(const Sequences& one, PieceEngine& head, std::span<
 }
 
 }  // namespace
+
+double log_sum_exp(const float* v, int64_t n) {
+  const double m = *std::max_element(v, v + n);
+  double s = 0;
+  for (int64_t i = 0; i < n; ++i) s += std::exp(v[i] - m);
+  return m + std::log(s);
+}
 
 double kl_divergence(const float* a, const float* b, int64_t n) {
   const double za = log_sum_exp(a, n), zb = log_sum_exp(b, n);

@@ -26,6 +26,9 @@ struct Predictions {
 Predictions compare_predictions(const Sequences& s, PieceEngine& head, std::span<const float> residual,
                                 PieceEngine& rounded_head, std::span<const float> rounded_residual);
 
+// log(sum of exp(v)), in double arithmetic.
+double log_sum_exp(const float* v, int64_t n);
+
 // KL divergence of softmax(a) from softmax(b), in nats; double arithmetic.
 double kl_divergence(const float* a, const float* b, int64_t n);
 

@@ -25,11 +25,12 @@ const std::vector<std::string> kKeys = {"weight_bits",
                                         "calibration_length",
                                         "smooth_quant",
                                         "sensitive_layers",
+                                        "bound",
                                         "layers"};
 const std::vector<std::string> kLayerFormats = {"float", "int8", "int4", "int4_g32", "int4_g64", "int4_g128"};
 const std::vector<std::string> kRoundings = {"auto", "nearest", "gptq"};
 const std::vector<std::string> kObservers = {"minmax", "percentile", "mse"};
-const std::vector<std::string> kActivationSchemes = {"per_token", "per_tensor"};
+const std::vector<std::string> kActivationSchemes = {"per_token", "per_tensor", "auto"};
 
 // Of a key that occurs twice only one would count.
 Status refuse_repeated(const YAML::Node& map, const std::string& what) {
@@ -162,8 +163,10 @@ Result<QuantConfig> parse(const YAML::Node& root, const std::string& what) {
   MI_TRY(c.group_size, get<int64_t>(q, "group_size", c.group_size, what, "32, 64 or 128"));
   MI_TRY_VOID(require(int4_group_ok(c.group_size), what, "group_size", "32, 64 or 128"));
   MI_TRY(c.activations, get_word(q, "activation_scheme", c.activations, kActivationSchemes, what));
-  MI_TRY(c.activation_layers, parse_patterns<ActivationScheme>(q["activations"], kActivationSchemes, "activations",
+  MI_TRY(c.activation_layers, parse_patterns<ActivationScheme>(q["activations"], {"per_token", "per_tensor"}, "activations",
                                                                "{\"re:.*down\": per_token}", what));
+  MI_TRY(c.bound, get<double>(q, "bound", c.bound, what, "a number"));
+  MI_TRY_VOID(require(c.bound >= 0, what, "bound", "0 or more"));
   MI_TRY(c.observer, get_word(q, "observer", c.observer, kObservers, what));
   MI_TRY(c.percentile, get<double>(q, "percentile", c.percentile, what, "a number"));
   MI_TRY_VOID(require(c.percentile > 50 && c.percentile <= 100, what, "percentile", "above 50 and at most 100"));
@@ -187,8 +190,10 @@ Result<QuantConfig> parse(const YAML::Node& root, const std::string& what) {
 
   MI_TRY_VOID(parse_smoothing(q["smooth_quant"], what, &c));
   if (const YAML::Node s = q["sensitive_layers"]; s && !s.IsNull()) {
-    if (!s.IsSequence()) return bad_input("{}: sensitive_layers: expected a list of names or re: patterns", what);
-    for (const YAML::Node& n : s) {
+    c.sensitive_auto = s.IsScalar() && s.Scalar() == "auto";
+    if (!s.IsSequence() && !c.sensitive_auto)
+      return bad_input("{}: sensitive_layers: expected a list of names or re: patterns, or auto", what);
+    if (s.IsSequence()) for (const YAML::Node& n : s) {
       if (!n.IsScalar() || n.Scalar().empty())
         return bad_input("{}: sensitive_layers: every entry must be a name or a re: pattern", what);
       c.sensitive_layers.push_back(n.Scalar());

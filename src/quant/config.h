@@ -10,7 +10,8 @@
 //     rounding: auto                 # nearest | gptq (errors are spread over the columns left, from calibration) |
 //                                    # auto: gptq for int4, nearest for int8
 //     gptq: {damping: 0.01, tokens: 8192}   # of the mean diagonal; calibration tokens whose rows are kept per layer
-//     activation_scheme: per_token   # per_token (scale at run time) | per_tensor (one scale from calibration)
+//     activation_scheme: per_token   # per_token (scale at run time) | per_tensor (one scale from calibration) | auto
+//                                    # (per_tensor, and per_token where bound asks for it)
 //     activations: {"re:.*down": per_token}  # the same for the inputs of single matrices; the last word. Matrices that
 //                                    # share an input share its scale: per_token if one of them asks for it
 //     observer: minmax               # where a per_tensor scale ends: minmax | percentile | mse (least squared error)
@@ -24,6 +25,8 @@
 //                                    # folded into up (per expert), where the activation allows it
 //     sensitive_layers: []           # kept in float: module names ("layers.3.moe.experts.down", a prefix at a dot
 //                                    # counts) or "re:" patterns matched from the start of the name
+//                                    # auto: the fewest that keep the others within bound
+//     bound: 0.01                    # of the autos: mean KL divergence against the float model that they may add
 //     layers: {lm_head: int8}        # float | int8 | int4 (of group_size) | int4_g32 | int4_g64 | int4_g128 for the same kind of names; a later entry wins over an
 //                                    # earlier one and over sensitive_layers. Reaches head and router too
 
@@ -39,7 +42,7 @@
 namespace mi::quant {
 
 enum class WeightScheme : uint8_t { kPerChannel, kPerTensor, kPerGroup };
-enum class ActivationScheme : uint8_t { kPerToken, kPerTensor };
+enum class ActivationScheme : uint8_t { kPerToken, kPerTensor, kAuto };  // kAuto: as a default only
 enum class LayerFormat : uint8_t { kFloat, kInt8, kInt4, kInt4G32, kInt4G64, kInt4G128 };
 const char* layer_format_name(LayerFormat f);  // "float", "int8", "int4", "int4_g32" ...
 enum class Rounding : uint8_t { kAuto, kNearest, kGptq };
@@ -68,6 +71,8 @@ struct QuantConfig {
   std::map<int32_t, double> layer_alpha;
   bool smooth_down = false;
   std::vector<std::string> sensitive_layers;
+  bool sensitive_auto = false;
+  double bound = 0.01;
   std::vector<std::pair<std::string, LayerFormat>> layers;  // in the file's order
 };
 

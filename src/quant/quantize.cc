@@ -8,14 +8,13 @@
 #include "ir/edit.h"
 #include "ir/verify.h"
 #include "quant/calibration_data.h"
+#include "quant/plan.h"
 #include "quant/rewrite.h"
 #include "quant/scales.h"
-#include "text/model_text.h"
 
 namespace mi::quant {
 namespace {
 
-constexpr int64_t kComparedTokens = 2048;
 constexpr int64_t kFewTokens = 8;  // an expert seen by fewer calibration tokens is named
 
 int64_t weights_bytes(const ir::Graph& g) {
@@ -38,12 +37,12 @@ struct Split {
   Sequences calibration, compared;
   bool held_out = false;
 };
-Split split(Sequences all, bool compare) {
+Split split(Sequences all, int64_t compared) {
   Split s;
-  s.held_out = compare && all.size() >= 8;
+  s.held_out = compared > 0 && all.size() >= 8;
   int64_t tokens = 0;
   for (size_t i = 0; i < all.size(); ++i) {
-    const bool wanted = compare && tokens < kComparedTokens;
+    const bool wanted = tokens < compared;
     if (wanted && (!s.held_out || i % 8 == 7)) {
       s.compared.push_back(all[i]);
       tokens += int64_t(all[i].size());
@@ -136,6 +135,7 @@ class Walk {
     if (o_.compare) MI_TRY_VOID(compare_heads(epilogue));
 
     MI_TRY_VOID(ir::copy_tokenizer(o_.model, out.path()));
+    MI_TRY_VOID(write_file(out.path() / "recipe.yaml", recipe_text(o_.config, {"what made this model; with the same source it gives the same bytes"})));
     MI_TRY_VOID(writer.finish(rounded_.graph, provenance_of(o_, mir_, set_, report_)));
     MI_TRY_VOID(out.commit());
     return std::move(report_);
@@ -169,22 +169,29 @@ class Walk {
   }
 
   Status load_text() {
-    const int64_t length = std::min(o_.config.calibration_length, std::max<int64_t>(1, mir_.graph.info.max_positions));
-    MI_TRY(const text::ModelText text, text::load_model_text(o_.model / "tokenizer"));
-    CalibrationRequest request;
-    request.file = o_.calibration.empty() ? Path(o_.config.calibration_data) : o_.calibration;
-    request.samples = o_.config.calibration_samples;
-    request.length = length;
-    request.vocab = mir_.graph.info.vocab;
-    MI_TRY(set_, load_calibration(request, text.tokenizer.get(), text.chat.get()));
+    MI_TRY(set_, calibration_of(mir_, o_));
     report_.calibration_source = set_.source;
     report_.calibration_hash = set_.hash;
-    split_ = split(set_.sequences, o_.compare);
+    const int64_t compared = o_.compare_tokens > 0 ? o_.compare_tokens : INT64_MAX;
+    if (o_.held_out.empty()) {
+      split_ = split(set_.sequences, o_.compare ? compared : 0);
+    } else {
+      QuantizeOptions other = o_;
+      other.calibration = o_.held_out;
+      other.config.calibration_samples = INT64_MAX;
+      MI_TRY(const CalibrationSet text, calibration_of(mir_, other));
+      split_ = {set_.sequences, {}, true};
+      int64_t tokens = 0;
+      for (size_t i = 0; i < text.sequences.size() && tokens < compared; ++i) {
+        split_.compared.push_back(text.sequences[i]);
+        tokens += int64_t(text.sequences[i].size());
+      }
+    }
     if (!capture_) split_.calibration.clear();
     report_.held_out = split_.held_out;
     report_.calibration_sequences = int64_t(split_.calibration.size());
     report_.calibration_tokens = token_count(split_.calibration);
-    longest_ = longest_of(set_.sequences);
+    longest_ = std::max(longest_of(split_.calibration), longest_of(split_.compared));
     precision_ = first_quantized(mir_.graph) ? "" : "fp32";
     return {};
   }
@@ -285,6 +292,14 @@ class Walk {
 }  // namespace
 
 Result<QuantizeReport> quantize(const QuantizeOptions& o, hw::ThreadPool& pool) {
+  if (needs_plan(o.config)) {
+    QuantizeOptions planned = o;
+    MI_TRY(const Planned plan, plan_recipe(o, {}, pool));
+    planned.config = plan.config;
+    MI_TRY(QuantizeReport report, quantize(planned, pool));
+    report.notes.insert(report.notes.begin(), plan.reasons.begin(), plan.reasons.end());
+    return report;
+  }
   MI_TRY(const ir::MirDir mir, ir::MirDir::open(o.model));
   return Walk(o, mir, pool).run();
 }

@@ -23,6 +23,8 @@ struct QuantizeOptions {
   Path calibration;  // overrides config.calibration_data; empty: as configured
   bool force = false;
   bool compare = true;  // run float and rounded models side by side for the deviation table
+  Path held_out;        // ... on this text, cut like calibration text; empty: on a part of the calibration text
+  int64_t compare_tokens = 2048;  // of either; 0: all of it
 };
 
 struct QuantizeReport {

@@ -1,0 +1,72 @@
+#pragma once
+// What rounding each part of a model would cost, alone: the error of its layer's output, and the KL divergence of the
+// model's predictions when everything else stays float.
+//
+// One walk through the layers answers for all parts. At a layer, each candidate's rounded form runs on the float
+// residual stream of a sample of tokens; what comes out joins the candidates of earlier layers, and all of them go
+// through the float form of every later layer together. At the head each is compared with the float model. Memory holds
+// one layer and a residual stream per candidate.
+
+#include <map>
+#include <string>
+#include <vector>
+
+#include "base/file.h"
+#include "base/json.h"
+#include "quant/piece_engine.h"
+#include "quant/units.h"
+
+namespace mi::quant {
+
+struct Candidate {
+  std::string name;            // a unit's name, or for a static activation scale "layers.3.h"
+  int32_t layer = 0;
+  LayerFormat format = LayerFormat::kInt8;
+  bool static_scale = false;   // the matrices that read one value, int8 with one activation scale from calibration
+  std::string value;           // ... that value
+  double error = 0;            // rms(rounded - float) / rms(what the layer adds to the residual stream)
+  double cosine = 1;           // of what the layer adds
+  double kl = 0;               // mean over the sample, in nats; estimated from the error where it was not measured
+  bool measured = false;
+};
+
+// Values that matrices read whose largest number is this many times their rms have massive activations: a scale that
+// holds the largest loses the others.
+inline constexpr double kMassive = 100;
+struct Peak {
+  int32_t layer = 0;
+  std::string value;
+  double largest = 0, rms = 0;
+  int64_t token_share_permille = 0;  // of the kept rows, how many have a number above a tenth of the largest
+  double ratio() const { return rms > 0 ? largest / rms : 0; }
+};
+
+struct Sensitivity {
+  std::vector<Unit> units;
+  std::vector<Candidate> candidates;
+  std::vector<Peak> peaks;  // of every value, largest ratio first
+  int64_t tokens = 0;       // of the sample
+  double nll = 0;           // of the float model on the sample, per token
+
+  const Candidate* find(const std::string& name, LayerFormat f) const;  // units only
+  // Layers by what int8 costs them, those with massive activations first: what a reader wants to see first.
+  std::vector<int32_t> order() const;
+};
+
+struct SensitivityOptions {
+  QuantConfig config;                                       // smoothing, rounding, observers of the candidates
+  std::vector<LayerFormat> formats = {LayerFormat::kInt8, LayerFormat::kInt4G32};
+  std::vector<LayerFormat> measured = {LayerFormat::kInt8, LayerFormat::kInt4G32};  // the others are estimated
+  bool activations = false;                                 // candidates for static scales too
+  int64_t sample_tokens = 512;
+  Path scratch;                                             // a free name for temporary engines
+};
+
+// mir: float. sequences: calibration text; the sample is taken from its end.
+Result<Sensitivity> measure_sensitivity(const ir::MirDir& mir, const Sequences& sequences, const SensitivityOptions& o,
+                                        hw::ThreadPool& pool);
+
+std::string sensitivity_text(const Sensitivity& s);
+Json sensitivity_json(const Sensitivity& s);
+
+}  // namespace mi::quant
