@@ -92,13 +92,19 @@ const Checkpoint::Tensor* Checkpoint::find(std::string_view name) const {
   return it == tensors_.end() ? nullptr : &it->second;
 }
 
+std::vector<const MappedFile*> Checkpoint::files() const {
+  std::vector<const MappedFile*> out;
+  for (const auto& f : files_) out.push_back(&f->file());
+  return out;
+}
+
 Status Checkpoint::open_file(const std::string& name, const std::string& origin) {
   MI_TRY(const Path p, file_in_folder(dir_, name, origin));
   MI_TRY(Safetensors s, Safetensors::open(p));
   files_.push_back(std::make_unique<Safetensors>(std::move(s)));
   const Safetensors& file = *files_.back();
   for (const Safetensors::Entry& e : file.entries()) {
-    const auto [it, added] = tensors_.try_emplace(e.name, Tensor{&file, &e});
+    const auto [it, added] = tensors_.try_emplace(e.name, Tensor{&file.file(), &e});
     if (!added)
       return bad_input("{}: tensor {} is in {} too; remove one of the files or fetch the checkpoint again", p.string(),
                        e.name, it->second.path());
@@ -173,9 +179,9 @@ Result<Checkpoint> Checkpoint::open(const Path& dir) {
     if (!t)
       return bad_input("{}: tensor {} should be in {}, which does not hold it; fetch the checkpoint again",
                        index_path.string(), name, where);
-    if (t->file->file().path().filename() != where)
+    if (t->file->path().filename() != where)
       return bad_input("{}: tensor {} should be in {}, but it is in {}", index_path.string(), name, where,
-                       t->file->file().path().filename().string());
+                       t->file->path().filename().string());
   }
   for (const auto& [name, t] : c.tensors_)
     if (!map.contains(name))

@@ -16,17 +16,19 @@ namespace mi::model {
 class Checkpoint {
  public:
   struct Tensor {
-    const Safetensors* file = nullptr;
+    const MappedFile* file = nullptr;
     const Safetensors::Entry* entry = nullptr;
     const std::string& name() const { return entry->name; }
-    std::string path() const { return file->file().path().string(); }
-    TensorView view() const { return file->view(*entry); }
+    std::string path() const { return file->path().string(); }
+    TensorView view() const {
+      return {entry->dtype, entry->shape, file->bytes().data() + entry->begin, entry->end - entry->begin};
+    }
   };
 
   static Result<Checkpoint> open(const Path& dir);
   const std::map<std::string, Tensor, std::less<>>& tensors() const { return tensors_; }
   const Tensor* find(std::string_view name) const;
-  const std::vector<std::unique_ptr<Safetensors>>& files() const { return files_; }
+  std::vector<const MappedFile*> files() const;
   const Path& dir() const { return dir_; }
   const std::vector<std::string>& notes() const { return notes_; }
 

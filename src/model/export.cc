@@ -147,6 +147,7 @@ std::string source_text(const Source& s) {
                          : fmt::format("{} .. {} ({} tensors)", names.front(), names.back(), names.size());
   if (!s.origin.ops.empty()) text += "  [" + ops_text(s.origin.ops) + "]";
   if (!s.scales.empty()) text += "  with _scale";
+  if (s.dequantized()) text += "  dequantized from " + s.stored_as();
   return text;
 }
 
@@ -178,19 +179,19 @@ Result<Json> hash_files(const Checkpoint* k, const Path& config) {
   files[config.filename().string()] = {{"bytes", text.size()}, {"xxh3", xxh3_hex(std::as_bytes(std::span(text)))}};
   if (!k) return files;
   uint64_t total = 0;
-  for (const auto& f : k->files()) total += f->file().bytes().size();
+  for (const MappedFile* f : k->files()) total += f->bytes().size();
   Progress progress("hash", total, true);
   constexpr size_t kChunk = size_t(8) << 20;
-  for (const auto& f : k->files()) {
-    const std::span<const std::byte> all = f->file().bytes();
+  for (const MappedFile* f : k->files()) {
+    const std::span<const std::byte> all = f->bytes();
     Xxh3 h;
     for (size_t at = 0; at < all.size(); at += kChunk) {
       const size_t n = std::min(kChunk, all.size() - at);
-      f->file().will_need(at, std::min(2 * kChunk, all.size() - at));
+      f->will_need(at, std::min(2 * kChunk, all.size() - at));
       h.update(all.subspan(at, n));
-      progress.advance(n, f->file().path().filename().string());
+      progress.advance(n, f->path().filename().string());
     }
-    files[f->file().path().filename().string()] = {{"bytes", all.size()}, {"xxh3", h.digest()}};
+    files[f->path().filename().string()] = {{"bytes", all.size()}, {"xxh3", h.digest()}};
   }
   progress.done();
   return files;
@@ -295,7 +296,7 @@ Status make_plan(const ExportOptions& o, const Path& dir, const Path& config_pat
   Config& c = *p->config;
   MI_TRY(p->arch, resolve_arch(p->recipe, c));
   p->arch.model_type = model_type;
-  MI_TRY(p->scheme, QuantScheme::read(c));
+  MI_TRY(p->scheme, QuantScheme::read(c, o.dummy_weights ? Path() : dir));
   MI_TRY(const int64_t extra, extra_layers(p->recipe, c));
 
   bool tied = false;
@@ -307,7 +308,7 @@ Status make_plan(const ExportOptions& o, const Path& dir, const Path& config_pat
   } else {
     MI_TRY(p->checkpoint, Checkpoint::open(dir));
     r->notes.insert(r->notes.end(), p->checkpoint->notes().begin(), p->checkpoint->notes().end());
-    if (p->scheme && !p->scheme->supported()) return p->scheme->refuse(*p->checkpoint);
+    if (p->scheme && !p->scheme->supported()) return p->scheme->refuse();
     MI_TRY(Binder b,
            Binder::create(p->recipe, *p->checkpoint, c, p->scheme ? &*p->scheme : nullptr, p->arch.layers, extra));
     p->binder.emplace(std::move(b));
@@ -320,7 +321,18 @@ Status make_plan(const ExportOptions& o, const Path& dir, const Path& config_pat
     return p->binder->need(layer, local, shape, mark);
   };
   MI_TRY(p->graph, build_graph(p->arch, tied, need));
-  if (p->binder) MI_TRY_VOID(p->binder->finish());
+  if (p->binder) {
+    MI_TRY_VOID(p->binder->finish());
+    // What is dequantized gets its type once all of its kind is known.
+    MI_TRY(const bool settled, p->binder->settle_dtypes());
+    if (settled) {
+      MI_TRY(p->graph, build_graph(p->arch, tied, [&](int32_t layer, const std::string& local, const Shape&, ir::Mark mark) {
+        return mark == ir::Mark::kConstant ? WeightInfo{DType::kF32} : p->binder->info(ir::full_name(local, layer));
+      }));
+    }
+    r->dequantized = p->binder->dequantized();
+    for (const std::string& n : p->binder->notes()) r->notes.push_back(n);
+  }
   MI_TRY(p->text, read_tokenizer_files(dir));
   ir::ModelInfo& info = p->graph.info;
   if (!p->text.eos_ids.empty()) info.eos_ids = p->text.eos_ids;
@@ -383,6 +395,9 @@ std::string report_text(const ExportReport& r) {
   if (r.source_tensors > 0)
     s += fmt::format("tensors       {} in the checkpoint, {} read\n", r.source_tensors, r.used_tensors);
   for (const auto& [why, n] : r.skipped) s += fmt::format("skipped       {} tensors: {}\n", n, why);
+  for (const auto& d : r.dequantized)
+    s += fmt::format("dequantized   {} {} tensor{}: {} to {}\n", d.tensors, d.kind, d.tensors == 1 ? "" : "s", d.format,
+                     dtype_name(d.dtype));
   s += fmt::format("text          {}, {}\n", r.has_tokenizer ? "tokenizer.json" : "no tokenizer",
                    r.has_chat_template ? "chat template" : "no chat template");
   for (const std::string& n : r.notes) s += "note          " + n + "\n";
