@@ -68,7 +68,7 @@ Result<int> run(const Flags& f) {
 Command add_export(CLI::App& parent) {
   auto f = std::make_shared<Flags>();
   CLI::App* app = parent.add_subcommand("export", "import a checkpoint: config, weights, tokenizer -> MIR");
-  app->add_option("--model-dir", f->model_dir, "folder with config.json and *.safetensors");
+  app->add_option("--model-dir", f->model_dir, "folder with config.json and *.safetensors, or a .gguf file");
   app->add_option("--output", f->output, "new MIR directory");
   app->add_option("--model-type", f->model_type,
                   "model type (default: config.json's); hyphens and underscores are equal");

@@ -158,6 +158,11 @@ Result<Part> Binder::make_part(const Checkpoint::Tensor& t, const Shape& shape, 
 // nullptr: plain floats. Quantized only where the scheme says so.
 Result<std::shared_ptr<const formats::Stored>> Binder::stored_form(const Checkpoint::Tensor& t,
                                                                    const std::string& local, ir::Mark mark) {
+  if (t.gguf_type) {
+    MI_TRY(formats::Stored s,
+           formats::find_stored(checkpoint_, t, {.layout = formats::Layout::kGguf, .gguf_type = *t.gguf_type}));
+    return std::make_shared<const formats::Stored>(std::move(s));
+  }
   const DType dtype = t.entry->dtype;
   const formats::Format* f =
       scheme_ && is_linear(mark, local) ? scheme_->format_of(formats::module_name(t.name())) : nullptr;
@@ -245,7 +250,11 @@ Result<WeightInfo> Binder::need(int32_t layer, const std::string& local, const S
     MI_TRY(ops_[ops_key], parse_view_ops(best.alternative->ops, &config_, recipe_.file + ": " + local));
   }
   const std::vector<ViewOp>& ops = ops_[ops_key];
-  for (const std::string& from : best.alternative->from) s.origin.from.push_back(original(replace(from, "{layer}", std::to_string(layer))));
+  const std::vector<std::string> known_as = best.alternative->known_as.empty()
+                                                ? best.alternative->from
+                                                : std::vector{best.alternative->known_as};
+  for (const std::string& name : known_as)
+    s.origin.from.push_back(original(replace(name, "{layer}", std::to_string(layer))));
   s.origin.ops = ops;
   std::vector<const Checkpoint::Tensor*> tensors;
   for (const std::string& n : best.names) tensors.push_back(find(n));

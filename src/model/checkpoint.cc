@@ -95,7 +95,28 @@ const Checkpoint::Tensor* Checkpoint::find(std::string_view name) const {
 std::vector<const MappedFile*> Checkpoint::files() const {
   std::vector<const MappedFile*> out;
   for (const auto& f : files_) out.push_back(&f->file());
+  if (gguf_) out.push_back(gguf_.get());
   return out;
+}
+
+Checkpoint Checkpoint::of_gguf(MappedFile file, const GgufHeader& h) {
+  Checkpoint c;
+  c.dir_ = file.path();
+  c.gguf_ = std::make_unique<MappedFile>(std::move(file));
+  const std::pair<uint32_t, DType> kFloats[] = {{0, DType::kF32}, {1, DType::kF16}, {30, DType::kBF16}};
+  for (const GgufHeader::Tensor& t : h.tensors) {
+    auto e = std::make_unique<Safetensors::Entry>(
+        Safetensors::Entry{t.name, DType::kU8, t.shape, size_t(t.begin), size_t(t.begin + t.bytes)});
+    Tensor entry{c.gguf_.get(), e.get(), t.type};
+    for (const auto& [type, dtype] : kFloats)
+      if (type == t.type) {
+        e->dtype = dtype;
+        entry.gguf_type.reset();
+      }
+    c.tensors_.emplace(t.name, entry);
+    c.gguf_entries_.push_back(std::move(e));
+  }
+  return c;
 }
 
 Status Checkpoint::open_file(const std::string& name, const std::string& origin) {

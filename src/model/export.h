@@ -19,7 +19,7 @@
 namespace mi::model {
 
 struct ExportOptions {
-  Path model_dir;  // checkpoint folder; with dummy_weights only its config.json is read (or the path of that file)
+  Path model_dir;  // checkpoint folder, or a GGUF file (or a folder with one and no config.json); with dummy_weights only its config.json is read (or the path of that file)
   Path output;     // new MIR directory; empty: everything is checked and explained, nothing is written
   std::string model_type;      // "" = config.json's; hyphens and underscores are equal
   std::string name;            // served name; "" = the folder's name

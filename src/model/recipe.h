@@ -40,6 +40,7 @@ namespace mi::model {
 struct Alternative {
   std::vector<std::string> from;  // full templates
   std::optional<bool> quantized;
+  std::string known_as;  // a template that names the weight for users instead of `from`; "" = none
   Json ops = Json::array();
 };
 using Bindings = std::map<std::string, std::vector<Alternative>>;  // canonical name ("attn.q.weight") -> alternatives

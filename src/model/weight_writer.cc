@@ -126,7 +126,8 @@ Status WeightWriter::write_dequantized(Place* p) {
   const formats::Stored& stored = *p->part.stored;
   MI_TRY(const auto matrix, formats::open_stored(stored));
   const std::vector<ViewOp>& ops = p->source.origin.ops;
-  const int64_t in = stored.cols(), all = stored.rows(), each = stored.shape[stored.shape.size() - 2];
+  const int64_t in = stored.cols(), all = stored.rows(), rank = int64_t(stored.shape.size());
+  const int64_t each = rank > 1 ? stored.shape[size_t(rank - 2)] : 1;
   // Without a change of layout a few rows suffice, else it is expert by expert.
   const int64_t step = ops.empty() ? std::max<int64_t>(1, kChunkBytes / (in * 4)) : each;
   int64_t written = 0;

@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include "model/formats/gguf_blocks.h"
+
 namespace mi::model::formats {
 
 std::string Format::text() const {
@@ -28,6 +30,8 @@ std::string Format::text() const {
     case Layout::kAwq:
       s = "awq int4";
       break;
+    case Layout::kGguf:
+      return fmt::format("gguf {}", find_gguf_block(gguf_type)->name);
   }
   switch (strategy) {
     case Strategy::kTensor:

@@ -17,6 +17,7 @@ enum class Layout : uint8_t {
   kMxFp4Blocks,    // fp4.h, gpt-oss: NAME_blocks, NAME_scales
   kGptq,           // gptq.h
   kAwq,            // awq.h
+  kGguf,           // gguf_blocks.h
 };
 
 // What one scale covers.
@@ -28,6 +29,7 @@ struct Format {
   Strategy strategy = Strategy::kChannel;
   int64_t group = 0;  // inputs of kGroup; 0 with GPTQ and AWQ: all of them
   int64_t block_rows = 0, block_cols = 0;  // of kBlock
+  uint32_t gguf_type = 0;                  // of kGguf
   bool symmetric = true;
   bool group_index = false;       // `weight_g_idx` or `g_idx` has to be there
   bool zero_minus_one = false;    // GPTQ version 1

@@ -47,6 +47,9 @@ class Finder {
       case Layout::kAwq:
         MI_TRY_VOID(in_major(module));
         break;
+      case Layout::kGguf:
+        s_.shape = t_.entry->shape;
+        return std::move(s_);
     }
     for (const char* tail : {"input_scale", "input_zero_point", "input_global_scale", "bias_scale"})
       if (const Tensor* t = k_.find(module + "." + tail)) s_.tensors.push_back(t);
@@ -293,6 +296,7 @@ std::string module_name(const std::string& tensor) {
 }
 
 bool is_quantized(const Tensor& t) {
+  if (t.gguf_type) return true;
   const DType d = t.entry->dtype;
   return d != DType::kF32 && d != DType::kBF16 && d != DType::kF16;
 }
@@ -332,8 +336,13 @@ Result<std::unique_ptr<Opened>> open_stored(const Stored& s) {
   const Format& f = s.format;
   const int64_t rows = s.rows(), cols = s.cols();
   const std::byte* data = s.main->view().data;
-  MI_TRY(o->scale_, read_scales(*s.scale));
+  if (s.scale) {
+    MI_TRY(o->scale_, read_scales(*s.scale));
+  }
   switch (f.layout) {
+    case Layout::kGguf:
+      o->matrix_ = GgufRows{f.gguf_type, data, rows, cols};
+      return o;
     case Layout::kInt8:
     case Layout::kFloat8: {
       ScaledCodes m{f.layout == Layout::kInt8 ? ScaledCodes::Kind::kInt8 : ScaledCodes::Kind::kE4M3, data, rows, cols,
@@ -384,7 +393,7 @@ void Opened::rows(int64_t first, int64_t n, float* out) const {
 }
 
 bool Opened::has_plain_scales() const {
-  return std::all_of(scale_.begin(), scale_.end(), [](float f) {
+  return !scale_.empty() && std::all_of(scale_.begin(), scale_.end(), [](float f) {
     const float a = std::fabs(f);
     return a >= 0x1p-100f && a <= 0x1p100f && (std::bit_cast<uint32_t>(f) & 0x7fffff) == 0;
   });

@@ -13,6 +13,7 @@
 #include "model/formats/awq.h"
 #include "model/formats/format.h"
 #include "model/formats/fp4.h"
+#include "model/formats/gguf_blocks.h"
 #include "model/formats/gptq.h"
 #include "model/formats/packed_int.h"
 #include "model/formats/scaled_codes.h"
@@ -40,7 +41,7 @@ struct Stored {
   int64_t cols() const { return shape.back(); }
 };
 
-// t: the main tensor. Errors name the tensor that is missing or does not fit.
+// t: the main tensor, with a gguf_type the only one. Errors name the tensor that is missing or does not fit.
 Result<Stored> find_stored(const Checkpoint& k, const Checkpoint::Tensor& t, const Format& f);
 
 class Opened {
@@ -55,7 +56,7 @@ class Opened {
   friend Result<std::unique_ptr<Opened>> open_stored(const Stored&);
   std::vector<float> scale_, zero_;
   std::vector<int32_t> group_of_;
-  std::variant<ScaledCodes, PackedInt, Fp4, Gptq, Awq> matrix_;
+  std::variant<ScaledCodes, PackedInt, Fp4, Gptq, Awq, GgufRows> matrix_;
 };
 // Errors name the scale or index that cannot be one. The checkpoint outlives the result.
 Result<std::unique_ptr<Opened>> open_stored(const Stored& s);
