@@ -99,12 +99,14 @@ std::vector<const MappedFile*> Checkpoint::files() const {
   return out;
 }
 
-Checkpoint Checkpoint::of_gguf(MappedFile file, const GgufHeader& h) {
+Result<Checkpoint> Checkpoint::open_gguf(const Path& file, GgufHeader* h) {
   Checkpoint c;
-  c.dir_ = file.path();
-  c.gguf_ = std::make_unique<MappedFile>(std::move(file));
+  c.dir_ = file;
+  MI_TRY(MappedFile mapped, MappedFile::open(file));
+  c.gguf_ = std::make_unique<MappedFile>(std::move(mapped));
+  MI_TRY(*h, read_gguf_bytes(c.gguf_->bytes(), file.string()));
   const std::pair<uint32_t, DType> kFloats[] = {{0, DType::kF32}, {1, DType::kF16}, {30, DType::kBF16}};
-  for (const GgufHeader::Tensor& t : h.tensors) {
+  for (const GgufHeader::Tensor& t : h->tensors) {
     auto e = std::make_unique<Safetensors::Entry>(
         Safetensors::Entry{t.name, DType::kU8, t.shape, size_t(t.begin), size_t(t.begin + t.bytes)});
     Tensor entry{c.gguf_.get(), e.get(), t.type};

@@ -29,8 +29,8 @@ class Checkpoint {
   };
 
   static Result<Checkpoint> open(const Path& dir);
-  // The tensors of a GGUF file under their names there. h: of that file; its types are readable.
-  static Checkpoint of_gguf(MappedFile file, const GgufHeader& h);
+  // The tensors of a GGUF file under their names there; *h gets its header.
+  static Result<Checkpoint> open_gguf(const Path& file, GgufHeader* h);
   const std::map<std::string, Tensor, std::less<>>& tensors() const { return tensors_; }
   const Tensor* find(std::string_view name) const;
   std::vector<const MappedFile*> files() const;

@@ -303,13 +303,14 @@ Status make_plan(const ExportOptions& o, const Located& at, Plan* p, ExportRepor
     if (o.dummy_weights || !o.family_file.empty())
       return bad_input("{}: is a GGUF file, which {} is not for; give the folder of a checkpoint", at.gguf.string(),
                        o.dummy_weights ? "--dummy-weights" : "--family-file");
-    MI_TRY(GgufModel m, open_gguf(at.gguf));
+    GgufHeader header;
+    MI_TRY(p->checkpoint, Checkpoint::open_gguf(at.gguf, &header));
+    MI_TRY(GgufModel m, read_gguf_model(header, at.gguf.string()));
     if (!o.model_type.empty() && !accepts(m.recipe, o.model_type))
       return bad_input("--model-type is '{}', but {} holds a model of the family {}; correct one of them", o.model_type,
                        at.gguf.string(), m.recipe.family);
     p->gguf = m.arch;
     p->recipe = std::move(m.recipe);
-    p->checkpoint = std::move(m.checkpoint);
     p->text = std::move(m.text);
     root = std::move(m.config);
     model_type = m.model_type;

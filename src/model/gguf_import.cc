@@ -297,13 +297,9 @@ TokenizerFiles gguf_tokenizer(const GgufHeader& h) {
   return t;
 }
 
-Result<GgufModel> open_gguf(const Path& file) {
-  const std::string path = file.string();
-  MI_TRY(MappedFile mapped, MappedFile::open(file));
-  MI_TRY(const GgufHeader h, read_gguf_bytes(mapped.bytes(), path));
+Result<GgufModel> read_gguf_model(const GgufHeader& h, const std::string& path) {
   MI_TRY(GgufModel m, Importer(h, path).run());
   m.text = gguf_tokenizer(h);
-  m.checkpoint = Checkpoint::of_gguf(std::move(mapped), h);
   return m;
 }
 

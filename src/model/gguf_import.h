@@ -7,7 +7,6 @@
 #include <vector>
 
 #include "model/arch.h"
-#include "model/checkpoint.h"
 #include "model/gguf.h"
 #include "model/gguf_arch.h"
 #include "model/recipe.h"
@@ -20,13 +19,12 @@ struct GgufModel {
   std::string model_type;  // of the family's recipe
   Recipe recipe;           // the family's, reading "blk.{layer}." names
   Json config;
-  Checkpoint checkpoint;
   TokenizerFiles text;
 };
 
 // Refused by name: an architecture or a tensor type that is not known, a part of a split file, keys that say what the
-// family's graph does not do.
-Result<GgufModel> open_gguf(const Path& file);
+// family's graph does not do. path: of the file, for messages.
+Result<GgufModel> read_gguf_model(const GgufHeader& h, const std::string& path);
 
 // What only the file's architecture decides about the graph: rotation of neighbouring pairs.
 void follow_gguf(const GgufArch& a, ArchSpec* spec);

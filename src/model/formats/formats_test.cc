@@ -392,6 +392,96 @@ TEST(Storage, AwqOfOtherKernelsIsRefused) {
   EXPECT_THAT(Changed(q).refused(), AllOf(HasSubstr("version"), HasSubstr("gemv")));
 }
 
+// Tensors of any shapes and types: either an error, or numbers that lie inside them (a sanitizer would tell).
+TEST(Storage, WhateverTheShapesNothingOutsideIsRead) {
+  const std::vector<Format> formats = {
+      {.layout = Layout::kInt8, .strategy = Strategy::kChannel, .symmetric = false},
+      {.layout = Layout::kFloat8, .strategy = Strategy::kBlock, .block_rows = 2, .block_cols = 3},
+      {.layout = Layout::kFloat8, .strategy = Strategy::kTensor},
+      {.layout = Layout::kPackedInt, .bits = 4, .strategy = Strategy::kGroup, .group = 2, .symmetric = false},
+      {.layout = Layout::kPackedInt, .bits = 8, .strategy = Strategy::kTensor},
+      {.layout = Layout::kNvFp4, .bits = 4, .strategy = Strategy::kGroup, .group = 16},
+      {.layout = Layout::kMxFp4Blocks, .bits = 4, .strategy = Strategy::kGroup, .group = 32},
+      {.layout = Layout::kGptq, .bits = 8, .strategy = Strategy::kGroup, .group = 4, .zero_minus_one = true},
+      {.layout = Layout::kAwq, .bits = 4, .strategy = Strategy::kGroup, .group = 2},
+  };
+  const DType types[] = {DType::kI8, DType::kF8E4M3, DType::kI32, DType::kU8, DType::kF32, DType::kI64};
+  const char* const tails[] = {"weight", "weight_packed", "qweight", "blocks",       "weight_scale",       "weight_zero_point",
+                               "scales", "qzeros",        "g_idx",   "weight_shape", "weight_global_scale"};
+  int read = 0;
+  for (uint64_t seed = 0; seed < 400; ++seed) {
+    uint64_t state = seed;
+    const auto pick = [&](int64_t n) { return int64_t(seed_of(++state, "shape") % uint64_t(n)); };
+    const Format& f = formats[size_t(pick(int64_t(formats.size())))];
+    const int64_t out = 8 * (1 + pick(2)), in = 8 * (1 + pick(2));
+    // Mostly what fits, sometimes not.
+    const auto size = [&](int64_t right) { return pick(12) == 0 ? 1 + pick(9) : right; };
+    const auto type = [&](DType right) { return pick(20) == 0 ? types[pick(6)] : right; };
+    TensorMap t;
+    const auto put = [&](const std::string& tail, DType d, Shape shape) {
+      for (int64_t& n : shape) n = size(n);
+      if (pick(25) == 0) shape.push_back(1);
+      Tensor x = make_tensor(type(d), shape);
+      for (size_t i = 0; i < x.data.size(); ++i) x.data[i] = std::byte(x.dtype == DType::kF32 ? 0 : pick(3));
+      t["m." + tail] = std::move(x);
+    };
+    std::string main = "weight";
+    if (f.layout == Layout::kInt8 || f.layout == Layout::kFloat8) {
+      put("weight", f.layout == Layout::kInt8 ? DType::kI8 : DType::kF8E4M3, {out, in});
+      const bool block = f.strategy == Strategy::kBlock, one = f.strategy == Strategy::kTensor;
+      const Shape grid = {one ? 1 : block ? (out + 1) / 2 : out, block ? (in + 2) / 3 : 1};
+      put("weight_scale", DType::kF32, grid);
+      if (!f.symmetric) put("weight_zero_point", DType::kI8, grid);
+    } else if (f.layout == Layout::kPackedInt) {
+      main = "weight_packed";
+      const int64_t groups = f.group > 0 ? in / f.group : 1;
+      put(main, DType::kI32, {out, (in * f.bits + 31) / 32});
+      put("weight_scale", DType::kF32, f.group > 0 ? Shape{out, groups} : Shape{1});
+      if (!f.symmetric) put("weight_zero_point", DType::kI32, {(out * f.bits + 31) / 32, groups});
+      Tensor shape = make_tensor(DType::kI64, {2});
+      const int64_t said[2] = {size(out), size(in)};
+      std::memcpy(shape.data.data(), said, 16);
+      t["m.weight_shape"] = std::move(shape);
+    } else if (f.layout == Layout::kNvFp4) {
+      main = "weight_packed";
+      put(main, DType::kU8, {out, 16});
+      put("weight_scale", DType::kF8E4M3, {out, 2});
+      t["m.weight_global_scale"] = tensor_f32({1}, std::vector{2.0f});
+    } else if (f.layout == Layout::kMxFp4Blocks) {
+      main = "w_blocks";
+      put(main, DType::kU8, {2, out, 1, 16});
+      put("w_scales", DType::kU8, {2, out, 1});
+    } else {
+      main = "qweight";
+      const bool awq = f.layout == Layout::kAwq;
+      const int64_t groups = in / f.group;
+      put(main, DType::kI32, awq ? Shape{in, out / 8} : Shape{in / 4, out});
+      put("scales", DType::kF32, {groups, out});
+      put("qzeros", DType::kI32, {groups, awq ? out / 8 : out / 4});
+      if (pick(2) == 0) put("g_idx", DType::kI32, {in});
+      if (const auto it = t.find("m.g_idx"); it != t.end() && pick(3) > 0)
+        std::fill(it->second.data.begin(), it->second.data.end(), std::byte(0));
+    }
+    if (pick(20) == 0) t.erase("m." + std::string(tails[pick(int64_t(std::size(tails)))]));
+    if (!t.count("m." + main)) continue;
+    TempDir tmp;
+    write_checkpoint(tmp / "c", Json::object(), t);
+    const auto k = Checkpoint::open(tmp / "c");
+    ASSERT_TRUE(k.ok());
+    const auto s = find_stored(*k, *k->find("m." + main), f);
+    if (!s.ok()) {
+      EXPECT_THAT(s.error().message(), HasSubstr("m."));
+      continue;
+    }
+    const auto opened = open_stored(*s);
+    if (!opened.ok()) continue;
+    std::vector<float> w(size_t(s->rows() * s->cols()));
+    (*opened)->rows(0, s->rows(), w.data());
+    ++read;
+  }
+  EXPECT_GT(read, 80);
+}
+
 TEST(Storage, TwoFormsOfOneWeightAreRefused) {
   PackedFour c;
   c.tensors[Changed::name("weight")] = random_bf16({32, 32}, 1);
