@@ -17,6 +17,9 @@ struct Flags {
 Json report_json(const model::ExportReport& r) {
   Json skipped = Json::object();
   for (const auto& [reason, count] : r.skipped) skipped[reason] = count;
+  Json dequantized = Json::array();
+  for (const auto& d : r.dequantized)
+    dequantized.push_back({{"kind", d.kind}, {"format", d.format}, {"dtype", dtype_name(d.dtype)}, {"tensors", d.tensors}});
   return {{"name", r.info.name},
           {"family", r.family},
           {"model_type", r.info.model_type},
@@ -25,6 +28,7 @@ Json report_json(const model::ExportReport& r) {
           {"source_tensors", r.source_tensors},
           {"used_tensors", r.used_tensors},
           {"skipped", skipped},
+          {"dequantized", dequantized},
           {"parameters", r.parameters},
           {"bytes", r.bytes},
           {"tokenizer", r.has_tokenizer},
@@ -68,7 +72,7 @@ Result<int> run(const Flags& f) {
 Command add_export(CLI::App& parent) {
   auto f = std::make_shared<Flags>();
   CLI::App* app = parent.add_subcommand("export", "import a checkpoint: config, weights, tokenizer -> MIR");
-  app->add_option("--model-dir", f->model_dir, "folder with config.json and *.safetensors");
+  app->add_option("--model-dir", f->model_dir, "folder with config.json and *.safetensors, or a .gguf file");
   app->add_option("--output", f->output, "new MIR directory");
   app->add_option("--model-type", f->model_type,
                   "model type (default: config.json's); hyphens and underscores are equal");
@@ -84,6 +88,7 @@ Command add_export(CLI::App& parent) {
   app->footer(
       "Examples:\n"
       "  metainfer export --model-type minimax-m3 --model-dir models/mini-m3 --output mini-m3-mir\n"
+      "  metainfer export --model-dir Qwen3-30B-A3B-Q4_K_M.gguf --output qwen3-mir\n"
       "  metainfer export --model-dir qwen3-shape --dummy-weights --output qwen3-dummy");
   return {app, [f]() { return run(*f); }};
 }

@@ -2,6 +2,10 @@
 
 #include <algorithm>
 #include <charconv>
+#include <tuple>
+
+#include "base/check.h"
+#include "base/util.h"
 
 namespace mi::model {
 namespace {
@@ -26,16 +30,40 @@ int64_t layer_number(std::string_view name, std::string_view layer_prefix) {
 }
 
 bool is_vector_name(const std::string& local) { return !local.ends_with(".weight"); }
-bool is_plain_float(DType t) { return t == DType::kF32 || t == DType::kBF16 || t == DType::kF16; }
+// Some format stores codes or packed numbers in it.
+bool can_be_quantized(DType t) {
+  return t == DType::kI8 || t == DType::kU8 || t == DType::kI32 || t == DType::kF8E4M3;
+}
 bool is_linear(ir::Mark m, const std::string& local) {
   return m != ir::Mark::kNorm && m != ir::Mark::kEmbedding && m != ir::Mark::kConstant && local.ends_with(".weight");
 }
 
-std::string module_of(const std::string& name) {
-  return name.ends_with(".weight") ? name.substr(0, name.size() - 7) : name;
+// Operations that can be applied to one expert after the other.
+bool keeps_matrices(const std::vector<ViewOp>& ops) {
+  return std::none_of(ops.begin(), ops.end(), [](const ViewOp& op) {
+    return op.kind == ViewOp::Kind::kReshape || op.kind == ViewOp::Kind::kSqueeze;
+  });
+}
+
+// Int8 that the engine computes with as it is; other int8 forms are widened.
+bool is_w8a8(const formats::Format& f) {
+  using formats::Strategy;
+  return f.layout == formats::Layout::kInt8 && f.symmetric && f.int8_activations &&
+         (f.strategy == Strategy::kChannel || f.strategy == Strategy::kTensor);
 }
 
 }  // namespace
+
+bool Source::dequantized() const {
+  return format == ir::WeightFormat::kFloat &&
+         std::any_of(parts.begin(), parts.end(), [](const Part& p) { return p.stored != nullptr; });
+}
+
+std::string Source::stored_as() const {
+  const auto p = std::find_if(parts.begin(), parts.end(), [](const Part& q) { return q.stored != nullptr; });
+  MI_CHECK(p != parts.end(), "{}", local);
+  return p->stored->format.text();
+}
 
 bool glob_match(std::string_view p, std::string_view s) {
   size_t i = 0, j = 0, star = p.npos, mark = 0;
@@ -80,11 +108,12 @@ Status Binder::normalise(int64_t layers, int64_t extra_layers) {
       if (glob_match(s.names, n) || glob_match(s.names, name)) why = s.why;
     const int64_t layer = layer_number(n, recipe_.layer_prefix);
     if (layer >= layers && layer < layers + extra_layers) why = "multi-token prediction layers behind the last";
+    if (scheme_ && (n.ends_with(".k_scale") || n.ends_with(".v_scale"))) why = "scales of a quantized key-value cache";
     if (!why.empty()) {
       ++skipped[why];
       continue;
     }
-    const auto [it, added] = by_name_.emplace(n, &tensor);
+    const auto [it, added] = by_name_.emplace(formats::weight_name(n), &tensor);
     if (!added)
       return bad_input("{}: tensors {} and {} are the same weight under two names; remove one", tensor.path(),
                        it->second->name(), name);
@@ -106,7 +135,8 @@ Binder::Candidate Binder::expand(const Alternative& a, int32_t layer, int64_t ex
     const bool stacked = of_layer.find("{expert}") != of_layer.npos;
     for (int64_t e = 0; e < (stacked ? experts : 1); ++e) {
       c.names.push_back(stacked ? replace(of_layer, "{expert}", std::to_string(e)) : of_layer);
-      if (find(c.names.back()))
+      const Checkpoint::Tensor* t = find(c.names.back());
+      if (t && a.quantized.value_or(formats::is_quantized(*t)) == formats::is_quantized(*t))
         ++c.present;
       else if (c.first_missing.empty())
         c.first_missing = c.names.back();
@@ -115,70 +145,77 @@ Binder::Candidate Binder::expand(const Alternative& a, int32_t layer, int64_t ex
   return c;
 }
 
-Result<Part> Binder::make_part(const Checkpoint::Tensor& t, const std::vector<ViewOp>& ops, bool is_vector) const {
-  auto v = apply(ops, view_of(t.view()), is_vector);
+// shape: of the weight, however the tensor packs it.
+Result<Part> Binder::make_part(const Checkpoint::Tensor& t, const Shape& shape, const std::vector<ViewOp>& ops,
+                               bool is_vector) const {
+  TensorView whole = t.view();
+  whole.shape = shape;
+  auto v = apply(ops, view_of(whole), is_vector);
   if (!v.ok()) return bad_input("{}: tensor {} {}", t.path(), t.name(), v.error().message());
-  return Part{&t, std::move(v).value()};
+  return Part{&t, std::move(v).value(), nullptr};
 }
 
-// Int8 only where the scheme says so, and the same for all tensors that make one weight.
-Result<ir::WeightFormat> Binder::decide_format(const std::vector<const Checkpoint::Tensor*>& tensors,
-                                               const std::string& local, ir::Mark mark) {
-  const Checkpoint::Tensor& first = *tensors.front();
-  const DType dtype = first.entry->dtype;
-  for (const Checkpoint::Tensor* t : tensors)
-    if (t->entry->dtype != dtype)
-      return bad_input("{}: tensor {} is {}, but {} is {}; both are part of {}", t->path(), t->name(),
-                       dtype_name(t->entry->dtype), first.name(), dtype_name(dtype), local);
-  const bool linear = is_linear(mark, local);
-  for (const Checkpoint::Tensor* t : tensors) {
-    const std::string module = module_of(t->name());
-    const bool targeted = scheme_ && linear && !scheme_->is_ignored(module) && scheme_->is_targeted(module);
-    if (dtype == DType::kI8 && !scheme_)
-      return bad_input("{}: tensor {} is I8, but config.json has no quantization_config that says how it is scaled",
-                       t->path(), t->name());
-    if (dtype == DType::kI8 && !targeted)
-      return bad_input("{}: tensor {} is I8, but quantization_config in config.json does not target it (or ignores it)",
-                       t->path(), t->name());
+// nullptr: plain floats. Quantized only where the scheme says so.
+Result<std::shared_ptr<const formats::Stored>> Binder::stored_form(const Checkpoint::Tensor& t,
+                                                                   const std::string& local, ir::Mark mark) {
+  if (t.gguf_type) {
+    MI_TRY(formats::Stored s,
+           formats::find_stored(checkpoint_, t, {.layout = formats::Layout::kGguf, .gguf_type = *t.gguf_type}));
+    return std::make_shared<const formats::Stored>(std::move(s));
+  }
+  const DType dtype = t.entry->dtype;
+  const formats::Format* f =
+      scheme_ && is_linear(mark, local) ? scheme_->format_of(formats::module_name(t.name())) : nullptr;
+  if (!formats::is_quantized(t)) {
     // Routers and shared-expert gates are no "Linear" for the tools that write these lists.
-    if (targeted && is_plain_float(dtype) && mark != ir::Mark::kRouter && mark != ir::Mark::kSharedGate)
+    if (f && scheme_->is_strict() && mark != ir::Mark::kRouter && mark != ir::Mark::kSharedGate)
       return bad_input(
-          "{}: tensor {} is {}, but quantization_config in config.json says that it is int8 (it is targeted and not "
+          "{}: tensor {} is {}, but quantization_config in config.json says that it is {} (it is targeted and not "
           "ignored)",
-          t->path(), t->name(), dtype_name(dtype));
-    if (!is_plain_float(dtype) && dtype != DType::kI8)
-      return bad_input("{}: tensor {} is {}; export takes F32, BF16 and F16, and I8 with a quantization_config",
-                       t->path(), t->name(), dtype_name(dtype));
+          t.path(), t.name(), dtype_name(dtype), f->text());
+    return std::shared_ptr<const formats::Stored>();
   }
-  return dtype == DType::kI8 ? ir::WeightFormat::kW8A8 : ir::WeightFormat::kFloat;
+  if (!can_be_quantized(dtype))
+    return bad_input("{}: tensor {} is {}; export takes F32, BF16 and F16, and quantized weights with a "
+                     "quantization_config",
+                     t.path(), t.name(), dtype_name(dtype));
+  if (!scheme_)
+    return bad_input("{}: tensor {} is {}, but config.json has no quantization_config that says how it is scaled",
+                     t.path(), t.name(), dtype_name(dtype));
+  if (!f)
+    return bad_input("{}: tensor {} is {}, but quantization_config in config.json does not target it (or ignores it)",
+                     t.path(), t.name(), dtype_name(dtype));
+  MI_TRY(formats::Stored s, formats::find_stored(checkpoint_, t, *f));
+  return std::make_shared<const formats::Stored>(std::move(s));
 }
 
-Status Binder::bind_scales(const std::vector<std::string>& names, const Shape& shape, Source* s) {
-  const int64_t rows = shape[shape.size() - 2];
-  for (const std::string& n : names) {
-    const Checkpoint::Tensor* t = find(n + "_scale");
-    if (!t) {
-      const Checkpoint::Tensor* w = find(n);
-      return bad_input("{}: tensor {}_scale is missing: {} is I8 and needs its scales", w->path(), w->name(),
-                       w->name());
+// Int8 stays where all parts are it; floats of one type stay; everything else becomes float.
+Status Binder::decide_format(Source* s, const std::string& local) {
+  const auto stays = [](const Part& p) { return p.stored && is_w8a8(p.stored->format); };
+  if (s->origin.ops.empty() && std::all_of(s->parts.begin(), s->parts.end(), stays)) {
+    s->format = ir::WeightFormat::kW8A8;
+    s->dtype = DType::kI8;
+    for (const Part& p : s->parts) {
+      s->scales.push_back({p.stored->scale, view_of(p.stored->scale->view()), p.stored});
+      static_activations_ += p.stored->format.static_activations;
+      asymmetric_activations_ += p.stored->format.asymmetric_activations;
     }
-    const Shape& found = t->entry->shape;
-    if (found != Shape{rows, 1} && found != Shape{rows})
-      return bad_input("{}: tensor {} has shape {}, expected {}: one scale per row", t->path(), t->name(),
-                       shape_text(found), shape_text({rows, 1}));
-    if (!is_plain_float(t->entry->dtype))
-      return bad_input("{}: tensor {} is {}, expected F32, BF16 or F16", t->path(), t->name(),
-                       dtype_name(t->entry->dtype));
-    used_.insert(t);
-    s->scales.push_back({t, view_of(t->view())});
-    if (const Checkpoint::Tensor* zero = find(n + "_zero_point")) {
-      const TensorView v = zero->view();
-      if (std::any_of(v.data, v.data + v.bytes, [](std::byte b) { return b != std::byte(0); }))
-        return bad_input("{}: tensor {} is not zero; only symmetric int8 weights are supported", zero->path(),
-                         zero->name());
-      used_.insert(zero);
-    }
+    return {};
   }
+  if (s->dequantized()) {
+    s->dtype = DType::kF32;
+    const Part& p = s->parts.front();
+    if (!keeps_matrices(s->origin.ops))
+      return bad_input("{}: tensor {}: quantized weights in this layout ({}) are not supported", p.tensor->path(),
+                       p.tensor->name(), ops_text(s->origin.ops));
+    return {};
+  }
+  const Checkpoint::Tensor& first = *s->parts.front().tensor;
+  s->dtype = first.entry->dtype;
+  for (const Part& p : s->parts)
+    if (p.tensor->entry->dtype != s->dtype)
+      return bad_input("{}: tensor {} is {}, but {} is {}; both are part of {}", p.tensor->path(), p.tensor->name(),
+                       dtype_name(p.tensor->entry->dtype), first.name(), dtype_name(s->dtype), local);
   return {};
 }
 
@@ -206,26 +243,28 @@ Result<WeightInfo> Binder::need(int32_t layer, const std::string& local, const S
 
   Source s;
   s.shape = shape;
+  s.local = local;
+  s.mark = mark;
   const std::string ops_key = dump_json(best.alternative->ops);
   if (!ops_.count(ops_key)) {
     MI_TRY(ops_[ops_key], parse_view_ops(best.alternative->ops, &config_, recipe_.file + ": " + local));
   }
   const std::vector<ViewOp>& ops = ops_[ops_key];
-  for (const std::string& from : best.alternative->from) s.origin.from.push_back(original(replace(from, "{layer}", std::to_string(layer))));
+  const std::vector<std::string> known_as = best.alternative->known_as.empty()
+                                                ? best.alternative->from
+                                                : std::vector{best.alternative->known_as};
+  for (const std::string& name : known_as)
+    s.origin.from.push_back(original(replace(name, "{layer}", std::to_string(layer))));
   s.origin.ops = ops;
   std::vector<const Checkpoint::Tensor*> tensors;
   for (const std::string& n : best.names) tensors.push_back(find(n));
-  MI_TRY(s.format, decide_format(tensors, local, mark));
-  s.dtype = tensors.front()->entry->dtype;
-  if (s.format == ir::WeightFormat::kW8A8 && !ops.empty())
-    return bad_input("{}: tensor {}: int8 weights in this layout are not supported", tensors[0]->path(),
-                     tensors[0]->name());
 
   const bool stacked = best.alternative->from[0].find("{expert}") != std::string::npos;
   const Shape each(shape.begin() + (stacked ? 1 : 0), shape.end());
   int64_t rows = 0;
   for (const Checkpoint::Tensor* t : tensors) {
-    MI_TRY(Part p, make_part(*t, ops, is_vector_name(local)));
+    MI_TRY(auto stored, stored_form(*t, local, mark));
+    MI_TRY(Part p, make_part(*t, stored ? stored->shape : t->entry->shape, ops, is_vector_name(local)));
     // Concatenated parts may have any number of rows as long as they add up.
     const bool concat = best.alternative->from.size() > 1;
     Shape expected = each;
@@ -241,12 +280,14 @@ Result<WeightInfo> Binder::need(int32_t layer, const std::string& local, const S
     if (concat) s.origin.rows.push_back(p.view.dim[0]);
     rows += concat ? p.view.dim[0] : 0;
     used_.insert(t);
+    if (stored) used_.insert(stored->tensors.begin(), stored->tensors.end());
+    p.stored = std::move(stored);
     s.parts.push_back(std::move(p));
   }
   if (rows != 0 && rows != each[0])
     return bad_input("{}: the tensors of {} ({}) have {} rows together, expected {}", checkpoint_.dir().string(), full,
                      list_text(best.names), rows, each[0]);
-  if (s.format == ir::WeightFormat::kW8A8) MI_TRY_VOID(bind_scales(best.names, shape, &s));
+  MI_TRY_VOID(decide_format(&s, local));
   const WeightInfo info{s.dtype, s.format};
   sources_[full] = std::move(s);
   return info;
@@ -271,6 +312,63 @@ std::string Binder::original(const std::string& normalised) const {
   if (applied_rename_ < 0) return normalised;
   const auto& [from, to] = recipe_.rename[size_t(applied_rename_)];
   return normalised.starts_with(to) ? from + normalised.substr(to.size()) : normalised;
+}
+
+Result<bool> Binder::settle_dtypes() {
+  std::map<std::string, DType> settled;  // by local name: layers of one form share a block
+  int64_t sources = 0;
+  for (const auto& [name, s] : sources_) sources += s.dequantized();
+  if (sources == 0) return false;
+  Progress progress("check", uint64_t(sources), false);
+  for (const auto& [name, s] : sources_) {
+    if (!s.dequantized()) continue;
+    std::optional<DType> type;
+    if (const auto it = settled.find(s.local); it != settled.end()) type = it->second;
+    for (const Part& p : s.parts) {
+      if (type == DType::kF32) break;
+      if (!p.stored) {
+        type = type.value_or(p.view.dtype) == p.view.dtype ? p.view.dtype : DType::kF32;
+        continue;
+      }
+      MI_TRY(const auto matrix, formats::open_stored(*p.stored));
+      type = formats::exact_dtype(*matrix, p.stored->rows(), p.stored->cols(), type);
+    }
+    settled[s.local] = *type;
+    progress.advance(1, name);
+  }
+  progress.done();
+  for (auto& [name, s] : sources_)
+    if (s.dequantized()) s.dtype = settled.at(s.local);
+  return true;
+}
+
+WeightInfo Binder::info(const std::string& full_name) const {
+  const auto it = sources_.find(full_name);
+  MI_CHECK(it != sources_.end(), "{}", full_name);
+  return {it->second.dtype, it->second.format};
+}
+
+std::vector<Dequantized> Binder::dequantized() const {
+  std::map<std::tuple<std::string, std::string, DType>, int64_t> count;
+  for (const auto& [name, s] : sources_) {
+    if (s.format != ir::WeightFormat::kFloat) continue;
+    for (const Part& p : s.parts)
+      if (p.stored) ++count[{std::string(ir::mark_name(s.mark)), p.stored->format.text(), s.dtype}];
+  }
+  std::vector<Dequantized> out;
+  for (const auto& [key, n] : count) out.push_back({std::get<0>(key), std::get<1>(key), std::get<2>(key), n});
+  return out;
+}
+
+std::vector<std::string> Binder::notes() const {
+  std::vector<std::string> out;
+  if (static_activations_ + asymmetric_activations_ > 0)
+    out.push_back(fmt::format(
+        "{} int8 tensors were made for {}{}{}activations; here each token's activations are rounded with a scale of "
+        "their own, symmetric, and the file's input scales are not used",
+        std::max(static_activations_, asymmetric_activations_), static_activations_ ? "static " : "",
+        static_activations_ && asymmetric_activations_ ? "and " : "", asymmetric_activations_ ? "asymmetric " : ""));
+  return out;
 }
 
 Status Binder::finish() const {

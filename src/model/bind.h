@@ -4,6 +4,7 @@
 // is left over.
 
 #include <map>
+#include <memory>
 #include <string>
 #include <unordered_map>
 #include <unordered_set>
@@ -11,6 +12,8 @@
 
 #include "ir/graph.h"
 #include "model/checkpoint.h"
+#include "model/export.h"
+#include "model/formats/stored.h"
 #include "model/graph_builder.h"
 #include "model/origin.h"
 #include "model/quant_scheme.h"
@@ -21,7 +24,8 @@ namespace mi::model {
 
 struct Part {
   const Checkpoint::Tensor* tensor = nullptr;
-  StridedView view;
+  StridedView view;  // where the tensor is stored quantized, only its dimensions count
+  std::shared_ptr<const formats::Stored> stored;  // nullptr: plain floats
 };
 
 // A weight of the MIR directory: the parts follow one another along its first dimensions.
@@ -30,8 +34,13 @@ struct Source {
   ir::WeightFormat format = ir::WeightFormat::kFloat;
   Shape shape;
   std::vector<Part> parts;
-  std::vector<Part> scales;  // kW8A8: one float per row
+  std::vector<Part> scales;  // kW8A8: one float per row, or one for all
   Origin origin;
+  std::string local;  // "attn.q.weight"
+  ir::Mark mark = ir::Mark::kNone;
+  // Float here, quantized in the checkpoint, at least in part.
+  bool dequantized() const;
+  std::string stored_as() const;  // the format of the first part that is; precondition: dequantized
 };
 
 class Binder {
@@ -49,6 +58,12 @@ class Binder {
   const Checkpoint::Tensor* find_top(const std::string& top_name) const;
 
   Status finish() const;  // missing, left over
+  // Weights that are dequantized get the narrowest type that holds every number of all layers' ones; until then they
+  // count as F32. Reads them if need be. False: there are none.
+  Result<bool> settle_dtypes();
+  WeightInfo info(const std::string& full_name) const;  // precondition: it was asked for
+  std::vector<Dequantized> dequantized() const;
+  std::vector<std::string> notes() const;
   const std::map<std::string, Source>& sources() const { return sources_; }
   const std::vector<std::pair<std::string, int64_t>>& skipped() const { return skipped_; }
   int64_t used() const { return int64_t(used_.size()); }
@@ -66,10 +81,11 @@ class Binder {
   Candidate expand(const Alternative& a, int32_t layer, int64_t experts) const;
   const Checkpoint::Tensor* find(const std::string& normalised) const;
   std::string original(const std::string& normalised) const;  // as this checkpoint spells it
-  Result<Part> make_part(const Checkpoint::Tensor& t, const std::vector<ViewOp>& ops, bool is_vector) const;
-  Result<ir::WeightFormat> decide_format(const std::vector<const Checkpoint::Tensor*>& tensors,
-                                         const std::string& local, ir::Mark mark);
-  Status bind_scales(const std::vector<std::string>& names, const Shape& shape, Source* s);
+  Result<Part> make_part(const Checkpoint::Tensor& t, const Shape& shape, const std::vector<ViewOp>& ops,
+                         bool is_vector) const;
+  Result<std::shared_ptr<const formats::Stored>> stored_form(const Checkpoint::Tensor& t, const std::string& local,
+                                                             ir::Mark mark);
+  Status decide_format(Source* s, const std::string& local);
 
   const Recipe& recipe_;
   const Checkpoint& checkpoint_;
@@ -82,6 +98,7 @@ class Binder {
   std::map<std::string, Source> sources_;
   std::map<std::string, std::vector<ViewOp>> ops_;  // parsed, by their JSON text
   std::vector<std::string> missing_, mismatches_;
+  int64_t static_activations_ = 0, asymmetric_activations_ = 0;  // tensors made for them
 };
 
 // "*" stands for any characters.

@@ -92,13 +92,42 @@ const Checkpoint::Tensor* Checkpoint::find(std::string_view name) const {
   return it == tensors_.end() ? nullptr : &it->second;
 }
 
+std::vector<const MappedFile*> Checkpoint::files() const {
+  std::vector<const MappedFile*> out;
+  for (const auto& f : files_) out.push_back(&f->file());
+  if (gguf_) out.push_back(gguf_.get());
+  return out;
+}
+
+Result<Checkpoint> Checkpoint::open_gguf(const Path& file, GgufHeader* h) {
+  Checkpoint c;
+  c.dir_ = file;
+  MI_TRY(MappedFile mapped, MappedFile::open(file));
+  c.gguf_ = std::make_unique<MappedFile>(std::move(mapped));
+  MI_TRY(*h, read_gguf_bytes(c.gguf_->bytes(), file.string()));
+  const std::pair<uint32_t, DType> kFloats[] = {{0, DType::kF32}, {1, DType::kF16}, {30, DType::kBF16}};
+  for (const GgufHeader::Tensor& t : h->tensors) {
+    auto e = std::make_unique<Safetensors::Entry>(
+        Safetensors::Entry{t.name, DType::kU8, t.shape, size_t(t.begin), size_t(t.begin + t.bytes)});
+    Tensor entry{c.gguf_.get(), e.get(), t.type};
+    for (const auto& [type, dtype] : kFloats)
+      if (type == t.type) {
+        e->dtype = dtype;
+        entry.gguf_type.reset();
+      }
+    c.tensors_.emplace(t.name, entry);
+    c.gguf_entries_.push_back(std::move(e));
+  }
+  return c;
+}
+
 Status Checkpoint::open_file(const std::string& name, const std::string& origin) {
   MI_TRY(const Path p, file_in_folder(dir_, name, origin));
   MI_TRY(Safetensors s, Safetensors::open(p));
   files_.push_back(std::make_unique<Safetensors>(std::move(s)));
   const Safetensors& file = *files_.back();
   for (const Safetensors::Entry& e : file.entries()) {
-    const auto [it, added] = tensors_.try_emplace(e.name, Tensor{&file, &e});
+    const auto [it, added] = tensors_.try_emplace(e.name, Tensor{&file.file(), &e});
     if (!added)
       return bad_input("{}: tensor {} is in {} too; remove one of the files or fetch the checkpoint again", p.string(),
                        e.name, it->second.path());
@@ -173,9 +202,9 @@ Result<Checkpoint> Checkpoint::open(const Path& dir) {
     if (!t)
       return bad_input("{}: tensor {} should be in {}, which does not hold it; fetch the checkpoint again",
                        index_path.string(), name, where);
-    if (t->file->file().path().filename() != where)
+    if (t->file->path().filename() != where)
       return bad_input("{}: tensor {} should be in {}, but it is in {}", index_path.string(), name, where,
-                       t->file->file().path().filename().string());
+                       t->file->path().filename().string());
   }
   for (const auto& [name, t] : c.tensors_)
     if (!map.contains(name))

@@ -19,10 +19,17 @@ std::string type_of(const mi::Json& j, size_t size) {
 }
 
 void read_scheme(Config& config) {
-  auto scheme = QuantScheme::read(config);
+  auto scheme = QuantScheme::read(config, {});
   if (!scheme.ok() || !scheme->has_value()) return;
   for (const char* module : {"lm_head", "model.layers.0.mlp.gate", "model.layers.1.self_attn.q_proj"})
-    if (!(*scheme)->is_ignored(module)) (void)(*scheme)->is_targeted(module);
+    if (const formats::Format* f = (*scheme)->format_of(module)) {
+      MI_CHECK(!f->text().empty());
+      if (!(*scheme)->supported()) continue;
+      MI_CHECK(f->bits == 2 || f->bits == 4 || f->bits == 8);
+      MI_CHECK(f->group >= 0 && f->block_rows >= 0 && f->block_cols >= 0);
+      if (f->strategy == formats::Strategy::kBlock) MI_CHECK(f->block_rows > 0 && f->block_cols > 0);
+    }
+  if (!(*scheme)->supported()) MI_CHECK(!(*scheme)->refuse().message().empty());
   MI_CHECK(std::ranges::none_of((*scheme)->notes(), [](const std::string& n) { return n.empty(); }));
 }
 

@@ -12,7 +12,7 @@
 #include "model/bind.h"
 #include "model/dummy_weights.h"
 #include "model/folder.h"
-#include "model/gguf.h"
+#include "model/gguf_import.h"
 #include "model/origin.h"
 #include "model/quant_scheme.h"
 #include "model/tokenizer_files.h"
@@ -34,33 +34,37 @@ Error with_way_out(const Error& e) {
              : bad_input("{}; fetch this file again, or correct it if it is your own", m);
 }
 
-Error no_gguf(const Path& file) {
-  auto s = check_gguf(file);
-  if (!s.ok()) return with_way_out(s.error());
-  return bad_input("{}: GGUF (here {} of {} tensors) is not imported yet; use the safetensors checkpoint of the model",
-                   file.string(), s->architecture.empty() ? "a model" : s->architecture, s->tensors);
-}
+// What is exported: a folder with its config.json, or a GGUF file.
+struct Located {
+  Path dir, config, gguf;
+};
 
-// The folder of the checkpoint and its config.json.
-Result<std::pair<Path, Path>> locate(const ExportOptions& o) {
+Result<Located> locate(const ExportOptions& o) {
   std::error_code ec;
   if (fs::is_regular_file(o.model_dir, ec)) {
-    if (o.model_dir.extension() == ".gguf") return no_gguf(o.model_dir);
-    if (o.dummy_weights && o.model_dir.extension() == ".json") return std::pair(o.model_dir.parent_path(), o.model_dir);
-    return bad_input("{}: is a file; --model-dir takes the folder that holds config.json and the weights",
-                     o.model_dir.string());
+    if (o.model_dir.extension() == ".gguf") return Located{.gguf = o.model_dir};
+    if (o.dummy_weights && o.model_dir.extension() == ".json") return Located{o.model_dir.parent_path(), o.model_dir, {}};
+    return bad_input(
+        "{}: is a file; --model-dir takes the folder that holds config.json and the weights, or a .gguf file",
+        o.model_dir.string());
   }
   if (!fs::is_directory(o.model_dir, ec)) return bad_input("{}: no such folder", o.model_dir.string());
   if (!is_in_folder(o.model_dir, "config.json")) {
+    std::vector<std::string> files;
     for (fs::directory_iterator it(o.model_dir, ec), end; !ec && it != end; it.increment(ec))
-      if (it->path().extension() == ".gguf") {
-        MI_TRY(const Path p, file_in_folder(o.model_dir, it->path().filename().string(), "the folder"));
-        return no_gguf(p);
-      }
+      if (it->path().extension() == ".gguf") files.push_back(it->path().filename().string());
+    std::sort(files.begin(), files.end());
+    if (files.size() > 1)
+      return bad_input("{}: holds {} GGUF files ({}); --model-dir takes the path of one of them", o.model_dir.string(),
+                       files.size(), list_text(files));
+    if (files.size() == 1) {
+      MI_TRY(const Path p, file_in_folder(o.model_dir, files[0], "the folder"));
+      return Located{.gguf = p};
+    }
     return bad_input("{}: holds no config.json; --model-dir takes the folder of a checkpoint", o.model_dir.string());
   }
   MI_TRY(const Path config, file_in_folder(o.model_dir, "config.json", "the folder"));
-  return std::pair(o.model_dir, config);
+  return Located{o.model_dir, config, {}};
 }
 
 Result<Recipe> choose_recipe(const ExportOptions& o, const Json& root, const std::string& path,
@@ -147,6 +151,7 @@ std::string source_text(const Source& s) {
                          : fmt::format("{} .. {} ({} tensors)", names.front(), names.back(), names.size());
   if (!s.origin.ops.empty()) text += "  [" + ops_text(s.origin.ops) + "]";
   if (!s.scales.empty()) text += "  with _scale";
+  if (s.dequantized()) text += "  dequantized from " + s.stored_as();
   return text;
 }
 
@@ -172,25 +177,28 @@ std::string explain_text(const Config& c, const Recipe& r, const ir::Graph& g, c
   return s;
 }
 
+// config: may be empty.
 Result<Json> hash_files(const Checkpoint* k, const Path& config) {
   Json files = Json::object();
-  MI_TRY(const std::string text, read_file(config));
-  files[config.filename().string()] = {{"bytes", text.size()}, {"xxh3", xxh3_hex(std::as_bytes(std::span(text)))}};
+  if (!config.empty()) {
+    MI_TRY(const std::string text, read_file(config));
+    files[config.filename().string()] = {{"bytes", text.size()}, {"xxh3", xxh3_hex(std::as_bytes(std::span(text)))}};
+  }
   if (!k) return files;
   uint64_t total = 0;
-  for (const auto& f : k->files()) total += f->file().bytes().size();
+  for (const MappedFile* f : k->files()) total += f->bytes().size();
   Progress progress("hash", total, true);
   constexpr size_t kChunk = size_t(8) << 20;
-  for (const auto& f : k->files()) {
-    const std::span<const std::byte> all = f->file().bytes();
+  for (const MappedFile* f : k->files()) {
+    const std::span<const std::byte> all = f->bytes();
     Xxh3 h;
     for (size_t at = 0; at < all.size(); at += kChunk) {
       const size_t n = std::min(kChunk, all.size() - at);
-      f->file().will_need(at, std::min(2 * kChunk, all.size() - at));
+      f->will_need(at, std::min(2 * kChunk, all.size() - at));
       h.update(all.subspan(at, n));
-      progress.advance(n, f->file().path().filename().string());
+      progress.advance(n, f->path().filename().string());
     }
-    files[f->file().path().filename().string()] = {{"bytes", all.size()}, {"xxh3", h.digest()}};
+    files[f->path().filename().string()] = {{"bytes", all.size()}, {"xxh3", h.digest()}};
   }
   progress.done();
   return files;
@@ -211,6 +219,7 @@ struct Plan {
   std::optional<Checkpoint> checkpoint;
   std::optional<Binder> binder;
   std::optional<DummyWeights> dummy;
+  const GgufArch* gguf = nullptr;  // the source is a GGUF file
   TokenizerFiles text;
   ir::Graph graph;
 };
@@ -249,7 +258,7 @@ Json provenance(const ExportOptions& o, const Plan& p, const ExportReport& r, Js
   if (o.tie) options["tie"] = true;
   if (o.dummy_weights) options["dummy_weights"] = {{"seed", o.seed}};
   j["options"] = std::move(options);
-  j["quantized"] = p.scheme ? p.scheme->method() : "none";
+  j["quantized"] = p.scheme ? p.scheme->method() : p.gguf ? "gguf" : "none";
   Json skipped = Json::object();
   for (const auto& [why, n] : r.skipped) skipped[why] = n;
   j["skipped"] = std::move(skipped);
@@ -286,16 +295,39 @@ void note_unread_keys(const Config& c, const Recipe& r, std::vector<std::string>
 }
 
 // Reads and checks everything; the graph is complete and every tensor accounted for.
-Status make_plan(const ExportOptions& o, const Path& dir, const Path& config_path, Plan* p, ExportReport* r) {
-  MI_TRY(Json root, read_json(config_path));
+Status make_plan(const ExportOptions& o, const Located& at, Plan* p, ExportReport* r) {
+  const Path& config_path = at.gguf.empty() ? at.config : at.gguf;
   std::string model_type;
-  MI_TRY(p->recipe, choose_recipe(o, root, config_path.string(), &model_type));
+  Json root;
+  if (!at.gguf.empty()) {
+    if (o.dummy_weights || !o.family_file.empty())
+      return bad_input("{}: is a GGUF file, which {} is not for; give the folder of a checkpoint", at.gguf.string(),
+                       o.dummy_weights ? "--dummy-weights" : "--family-file");
+    GgufHeader header;
+    MI_TRY(p->checkpoint, Checkpoint::open_gguf(at.gguf, &header));
+    MI_TRY(GgufModel m, read_gguf_model(header, at.gguf.string()));
+    if (!o.model_type.empty() && !accepts(m.recipe, o.model_type))
+      return bad_input("--model-type is '{}', but {} holds a model of the family {}; correct one of them", o.model_type,
+                       at.gguf.string(), m.recipe.family);
+    p->gguf = m.arch;
+    p->recipe = std::move(m.recipe);
+    p->text = std::move(m.text);
+    root = std::move(m.config);
+    model_type = m.model_type;
+  } else {
+    MI_TRY(root, read_json(config_path));
+    MI_TRY(p->recipe, choose_recipe(o, root, config_path.string(), &model_type));
+  }
   r->notes = p->recipe.notes;
   MI_TRY(p->config, Config::create(std::move(root), config_path.string(), p->recipe.keys, p->recipe.text_config));
   Config& c = *p->config;
   MI_TRY(p->arch, resolve_arch(p->recipe, c));
   p->arch.model_type = model_type;
-  MI_TRY(p->scheme, QuantScheme::read(c));
+  if (p->gguf) {
+    follow_gguf(*p->gguf, &p->arch);
+  } else {
+    MI_TRY(p->scheme, QuantScheme::read(c, o.dummy_weights ? Path() : at.dir));
+  }
   MI_TRY(const int64_t extra, extra_layers(p->recipe, c));
 
   bool tied = false;
@@ -305,9 +337,11 @@ Status make_plan(const ExportOptions& o, const Path& dir, const Path& config_pat
     tied = p->arch.tied == ArchSpec::Tied::kYes ||
            (p->arch.tied == ArchSpec::Tied::kUnsaid && p->arch.tied_by_default) || o.tie;
   } else {
-    MI_TRY(p->checkpoint, Checkpoint::open(dir));
+    if (!p->gguf) {
+      MI_TRY(p->checkpoint, Checkpoint::open(at.dir));
+    }
     r->notes.insert(r->notes.end(), p->checkpoint->notes().begin(), p->checkpoint->notes().end());
-    if (p->scheme && !p->scheme->supported()) return p->scheme->refuse(*p->checkpoint);
+    if (p->scheme && !p->scheme->supported()) return p->scheme->refuse();
     MI_TRY(Binder b,
            Binder::create(p->recipe, *p->checkpoint, c, p->scheme ? &*p->scheme : nullptr, p->arch.layers, extra));
     p->binder.emplace(std::move(b));
@@ -320,14 +354,30 @@ Status make_plan(const ExportOptions& o, const Path& dir, const Path& config_pat
     return p->binder->need(layer, local, shape, mark);
   };
   MI_TRY(p->graph, build_graph(p->arch, tied, need));
-  if (p->binder) MI_TRY_VOID(p->binder->finish());
-  MI_TRY(p->text, read_tokenizer_files(dir));
+  if (p->binder) {
+    MI_TRY_VOID(p->binder->finish());
+    // What is dequantized gets its type once all of its kind is known.
+    MI_TRY(const bool settled, p->binder->settle_dtypes());
+    if (settled) {
+      MI_TRY(p->graph, build_graph(p->arch, tied, [&](int32_t layer, const std::string& local, const Shape&, ir::Mark mark) {
+        return mark == ir::Mark::kConstant ? WeightInfo{DType::kF32} : p->binder->info(ir::full_name(local, layer));
+      }));
+    }
+    r->dequantized = p->binder->dequantized();
+    for (const std::string& n : p->binder->notes()) r->notes.push_back(n);
+  }
+  if (!p->gguf) {
+    MI_TRY(p->text, read_tokenizer_files(at.dir));
+  }
   ir::ModelInfo& info = p->graph.info;
   if (!p->text.eos_ids.empty()) info.eos_ids = p->text.eos_ids;
-  info.name = !o.name.empty() ? o.name : fs::weakly_canonical(dir.empty() ? Path(".") : dir).filename().string();
+  info.name = !o.name.empty()   ? o.name
+              : p->gguf           ? at.gguf.stem().string()
+              : at.dir.empty() ? fs::weakly_canonical(".").filename().string()
+                               : fs::weakly_canonical(at.dir).filename().string();
   if (auto s = ir::verify(p->graph); !s.ok()) return s.error().with_context(config_path.string());
 
-  note_unread_keys(c, p->recipe, &r->notes);
+  if (!p->gguf) note_unread_keys(c, p->recipe, &r->notes);  // those of GGUF are what the import put there
   r->notes.insert(r->notes.end(), p->text.notes.begin(), p->text.notes.end());
   if (p->scheme)
     for (const std::string& n : p->scheme->notes()) r->notes.push_back(n);
@@ -340,9 +390,8 @@ Result<ExportReport> export_model(const ExportOptions& o) {
   const auto start = std::chrono::steady_clock::now();
   ExportReport r;
   Plan p;
-  MI_TRY(const auto located, locate(o));
-  const auto& [dir, config_path] = located;
-  if (auto s = make_plan(o, dir, config_path, &p, &r); !s.ok()) return with_way_out(s.error());
+  MI_TRY(const Located at, locate(o));
+  if (auto s = make_plan(o, at, &p, &r); !s.ok()) return with_way_out(s.error());
   r.info = p.graph.info;
   r.family = p.recipe.family;
   if (p.checkpoint) r.source_tensors = int64_t(p.checkpoint->tensors().size());
@@ -361,7 +410,7 @@ Result<ExportReport> export_model(const ExportOptions& o) {
   if (!o.output.empty()) {
     MI_TRY(OutputDir out, OutputDir::create(o.output, o.force));
     MI_TRY_VOID(check_space(o.output, r.bytes));
-    MI_TRY(Json files, hash_files(p.checkpoint ? &*p.checkpoint : nullptr, config_path));
+    MI_TRY(Json files, hash_files(p.checkpoint ? &*p.checkpoint : nullptr, at.config));
     MI_TRY(ir::MirWriter writer, ir::MirWriter::create(out.path(), p.graph));
     if (auto s = write_weights(p, &writer, p.dummy ? &*p.dummy : nullptr, &r.notes); !s.ok())
       return with_way_out(s.error());
@@ -383,6 +432,9 @@ std::string report_text(const ExportReport& r) {
   if (r.source_tensors > 0)
     s += fmt::format("tensors       {} in the checkpoint, {} read\n", r.source_tensors, r.used_tensors);
   for (const auto& [why, n] : r.skipped) s += fmt::format("skipped       {} tensors: {}\n", n, why);
+  for (const auto& d : r.dequantized)
+    s += fmt::format("dequantized   {} {} tensor{}: {} to {}\n", d.tensors, d.kind, d.tensors == 1 ? "" : "s", d.format,
+                     dtype_name(d.dtype));
   s += fmt::format("text          {}, {}\n", r.has_tokenizer ? "tokenizer.json" : "no tokenizer",
                    r.has_chat_template ? "chat template" : "no chat template");
   for (const std::string& n : r.notes) s += "note          " + n + "\n";

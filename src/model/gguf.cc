@@ -2,7 +2,8 @@
 
 #include <cstring>
 #include <unordered_set>
-#include <vector>
+
+#include "model/formats/gguf_blocks.h"
 
 namespace mi::model {
 namespace {
@@ -15,24 +16,15 @@ size_t value_bytes(uint32_t type) {
   return type < std::size(kBytes) ? kBytes[type] : 0;
 }
 
-struct Block {
-  uint32_t type;
-  uint64_t values, bytes;
-};
-// Tensor types: values per block and bytes per block.
-constexpr Block kBlocks[] = {
-    {0, 1, 4},      {1, 1, 2},     {2, 32, 18},    {3, 32, 20},    {6, 32, 22},    {7, 32, 24},    {8, 32, 34},
-    {9, 32, 36},    {10, 256, 84}, {11, 256, 110}, {12, 256, 144}, {13, 256, 176}, {14, 256, 210}, {15, 256, 292},
-    {16, 256, 66},  {17, 256, 74}, {18, 256, 98},  {19, 256, 50},  {20, 32, 18},   {21, 256, 110}, {22, 256, 82},
-    {23, 256, 136}, {24, 1, 1},    {25, 1, 2},     {26, 1, 4},     {27, 1, 8},     {28, 1, 8},     {29, 256, 56},
-    {30, 1, 2},     {34, 256, 54}, {35, 256, 66},  {39, 32, 17}};
+// Arrays of tokens are the longest there are; a longer one is no model's.
+constexpr uint64_t kMaxArray = uint64_t(1) << 24;
 
 class Reader {
  public:
   Reader(std::span<const std::byte> b, const std::string& what) : b_(b), what_(what) {}
 
-  Result<GgufSummary> run() {
-    GgufSummary s;
+  Result<GgufHeader> run() {
+    GgufHeader s;
     if (b_.size() < 24) return bad_input("{}: {} bytes are too few for a GGUF file", what_, b_.size());
     if (std::memcmp(b_.data(), "GGUF", 4) != 0)
       return bad_input("{}: does not begin with GGUF: it is no GGUF file", what_);
@@ -40,15 +32,14 @@ class Reader {
     s.version = take<uint32_t>();
     if (s.version != 2 && s.version != 3)
       return bad_input("{}: GGUF version {} is unknown; versions 2 and 3 are", what_, s.version);
-    s.tensors = take<uint64_t>();
-    s.keys = take<uint64_t>();
+    const uint64_t tensor_count = take<uint64_t>(), key_count = take<uint64_t>();
     // The shortest tensor entry (empty name, no dimensions) has 24 bytes, the shortest key 13.
-    if (s.tensors > left() / 24)
-      return bad_input("{}: says it holds {} tensors, more than fit into its {} bytes", what_, s.tensors, b_.size());
-    if (s.keys > left() / 13)
-      return bad_input("{}: says it holds {} keys, more than fit into its {} bytes", what_, s.keys, b_.size());
-    for (uint64_t i = 0; i < s.keys; ++i) MI_TRY_VOID(key(&s));
-    MI_TRY_VOID(tensors(s.tensors));
+    if (tensor_count > left() / 24)
+      return bad_input("{}: says it holds {} tensors, more than fit into its {} bytes", what_, tensor_count, b_.size());
+    if (key_count > left() / 13)
+      return bad_input("{}: says it holds {} keys, more than fit into its {} bytes", what_, key_count, b_.size());
+    for (uint64_t i = 0; i < key_count; ++i) MI_TRY_VOID(key(&s));
+    MI_TRY_VOID(tensors(tensor_count, &s));
     return s;
   }
 
@@ -76,11 +67,38 @@ class Reader {
     return s;
   }
 
-  Status value(uint32_t type, int depth, std::string* text) {
+  // A value of fixed size. Precondition: its bytes are left.
+  Json number(uint32_t type) {
+    switch (type) {
+      case kU8:
+        return take<uint8_t>();
+      case kI8:
+        return take<int8_t>();
+      case kU16:
+        return take<uint16_t>();
+      case kI16:
+        return take<int16_t>();
+      case kU32:
+        return take<uint32_t>();
+      case kI32:
+        return take<int32_t>();
+      case kF32:
+        return take<float>();
+      case kBool:
+        return take<uint8_t>() != 0;
+      case kU64:
+        return take<uint64_t>();
+      case kI64:
+        return take<int64_t>();
+      default:
+        return take<double>();
+    }
+  }
+
+  Result<Json> value(uint32_t type, int depth) {
     if (type == kString) {
       MI_TRY(std::string s, string("a value"));
-      if (text) *text = std::move(s);
-      return {};
+      return Json(std::move(s));
     }
     if (type == kArray) {
       if (depth > 2) return bad_input("{}: arrays nested too deep", what_);
@@ -92,99 +110,99 @@ class Reader {
         return bad_input("{}: unknown value type {}", what_, element);
       if (n > left() / (bytes > 0 ? bytes : 8))
         return bad_input("{}: an array of {} values does not fit into the file", what_, n);
-      if (bytes > 0)
-        at_ += n * bytes;
-      else
-        for (uint64_t i = 0; i < n; ++i) MI_TRY_VOID(value(element, depth + 1, nullptr));
-      return {};
+      array_values_ += n;
+      if (array_values_ > kMaxArray)
+        return bad_input("{}: its arrays hold more than the limit of {} values", what_, kMaxArray);
+      Json list = Json::array();
+      for (uint64_t i = 0; i < n; ++i) {
+        MI_TRY(Json v, bytes > 0 ? Result<Json>(number(element)) : value(element, depth + 1));
+        list.push_back(std::move(v));
+      }
+      return list;
     }
     const size_t bytes = value_bytes(type);
     if (bytes == 0) return bad_input("{}: unknown value type {}", what_, type);
     if (left() < bytes) return truncated();
-    if (type == kU32)
-      alignment_candidate_ = take<uint32_t>();
-    else
-      at_ += bytes;
-    return {};
+    return number(type);
   }
 
-  Status key(GgufSummary* s) {
+  Status key(GgufHeader* s) {
     MI_TRY(const std::string name, string("a key"));
     if (left() < 4) return truncated();
     const uint32_t type = take<uint32_t>();
-    std::string text;
-    alignment_candidate_ = 0;
-    MI_TRY_VOID(value(type, 0, &text));
-    if (name == "general.architecture") s->architecture = text;
+    MI_TRY(Json v, value(type, 0));
     if (name == "general.alignment") {
-      if (type != kU32 || alignment_candidate_ == 0 || (alignment_candidate_ & (alignment_candidate_ - 1)) != 0)
-        return bad_input("{}: general.alignment has to be a power of two", what_);
-      alignment_ = alignment_candidate_;
+      const uint64_t a = type == kU32 ? v.get<uint64_t>() : 0;
+      if (a == 0 || (a & (a - 1)) != 0) return bad_input("{}: general.alignment has to be a power of two", what_);
+      alignment_ = a;
     }
+    if (!s->keys.emplace(name, std::move(v)).second) return bad_input("{}: key '{}' occurs twice", what_, name);
     return {};
   }
 
-  Status tensors(uint64_t count) {
-    struct Range {
-      std::string name;
-      uint64_t begin, bytes;
-    };
-    std::vector<Range> ranges;
+  Status tensors(uint64_t count, GgufHeader* s) {
     std::unordered_set<std::string> names;
     for (uint64_t i = 0; i < count; ++i) {
-      MI_TRY(std::string name, string("a tensor name"));
-      if (!names.insert(name).second) return bad_input("{}: tensor '{}' occurs twice", what_, name);
+      GgufHeader::Tensor t;
+      MI_TRY(t.name, string("a tensor name"));
+      if (!names.insert(t.name).second) return bad_input("{}: tensor '{}' occurs twice", what_, t.name);
       if (left() < 4) return truncated();
       const uint32_t dims = take<uint32_t>();
-      if (dims > 4) return bad_input("{}: tensor '{}' has {} dimensions", what_, name, dims);
+      if (dims > 4) return bad_input("{}: tensor '{}' has {} dimensions", what_, t.name, dims);
       if (left() < dims * 8 + 12) return truncated();
-      uint64_t values = 1, first = 1;
+      uint64_t values = 1;
       for (uint32_t d = 0; d < dims; ++d) {
         const uint64_t n = take<uint64_t>();
-        if (d == 0) first = n;
-        if (__builtin_mul_overflow(values, n, &values) || values > (uint64_t(1) << 60))
-          return bad_input("{}: the shape of tensor '{}' overflows", what_, name);
+        if (__builtin_mul_overflow(values, n, &values) || values > (uint64_t(1) << 60) || n > (uint64_t(1) << 60))
+          return bad_input("{}: the shape of tensor '{}' overflows", what_, t.name);
+        t.shape.insert(t.shape.begin(), int64_t(n));
       }
-      const uint32_t type = take<uint32_t>();
-      const uint64_t offset = take<uint64_t>();
-      const Block* block = nullptr;
-      for (const Block& b : kBlocks)
-        if (b.type == type) block = &b;
-      if (!block) return bad_input("{}: tensor '{}' has the unknown type {}", what_, name, type);
-      if (first % block->values != 0)
-        return bad_input("{}: tensor '{}': rows of {} values are no multiple of its block of {}", what_, name, first,
-                         block->values);
-      if (offset % alignment_ != 0)
-        return bad_input("{}: tensor '{}' begins at {}, no multiple of the alignment {}", what_, name, offset,
+      t.type = take<uint32_t>();
+      t.begin = take<uint64_t>();
+      const formats::GgufBlock* block = formats::find_gguf_block(t.type);
+      if (!block) return bad_input("{}: tensor '{}' has the unknown type {}", what_, t.name, t.type);
+      const uint64_t row = t.shape.empty() ? 1 : uint64_t(t.shape.back()), per_block = uint64_t(block->values);
+      if (row % per_block != 0)
+        return bad_input("{}: tensor '{}': rows of {} values are no multiple of its block of {}", what_, t.name, row,
+                         per_block);
+      if (t.begin % alignment_ != 0)
+        return bad_input("{}: tensor '{}' begins at {}, no multiple of the alignment {}", what_, t.name, t.begin,
                          alignment_);
-      ranges.push_back({std::move(name), offset, values / block->values * block->bytes});
+      if (__builtin_mul_overflow(values / per_block, uint64_t(block->bytes), &t.bytes))
+        return bad_input("{}: the shape of tensor '{}' overflows", what_, t.name);
+      s->tensors.push_back(std::move(t));
     }
     const uint64_t data = (at_ + alignment_ - 1) / alignment_ * alignment_;
     const uint64_t room = data < b_.size() ? b_.size() - data : 0;
-    for (const Range& r : ranges)
-      if (r.begin > room || r.bytes > room - r.begin)
+    for (GgufHeader::Tensor& t : s->tensors) {
+      if (t.begin > room || t.bytes > room - t.begin)
         return bad_input(
-            "{}: the data of tensor '{}' ends at byte {}, behind the end of the file ({}): it is truncated; fetch it "
-            "again",
-            what_, r.name, data + r.begin + r.bytes, b_.size());
+            "{}: the data of tensor '{}' ends behind the end of the file ({} bytes): it is truncated; fetch it again",
+            what_, t.name, b_.size());
+      t.begin += data;
+    }
     return {};
   }
 
   std::span<const std::byte> b_;
   const std::string& what_;
-  uint64_t at_ = 0, alignment_ = 32;
-  uint32_t alignment_candidate_ = 0;
+  uint64_t at_ = 0, alignment_ = 32, array_values_ = 0;
 };
 
 }  // namespace
 
-Result<GgufSummary> check_gguf_bytes(std::span<const std::byte> bytes, const std::string& what) {
+std::string GgufHeader::architecture() const {
+  const auto it = keys.find("general.architecture");
+  return it != keys.end() && it->second.is_string() ? it->second.get<std::string>() : "";
+}
+
+Result<GgufHeader> read_gguf_bytes(std::span<const std::byte> bytes, const std::string& what) {
   return Reader(bytes, what).run();
 }
 
-Result<GgufSummary> check_gguf(const Path& file) {
+Result<GgufHeader> read_gguf(const Path& file) {
   MI_TRY(const MappedFile f, MappedFile::open(file));
-  return check_gguf_bytes(f.bytes(), file.string());
+  return read_gguf_bytes(f.bytes(), file.string());
 }
 
 }  // namespace mi::model

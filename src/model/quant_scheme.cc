@@ -2,137 +2,82 @@
 
 #include <algorithm>
 
+#include "model/folder.h"
+
 namespace mi::model {
 namespace {
+
+using formats::Format;
+using formats::Layout;
+using formats::Strategy;
 
 const std::vector<std::string> kMethods = {"compressed-tensors", "fp8",          "mxfp8",      "mxfp4", "gptq", "awq",
                                            "modelopt",           "bitsandbytes", "fbgemm_fp8", "quark"};
 
 Json field(const Json& j, const char* key) { return j.is_object() && j.contains(key) ? j[key] : Json(); }
 
-// One demand per key: a value that differs from the only supported one is named.
-Status demand(const Json& j, const char* key, const Json& only, const std::string& what, std::string* unsupported) {
+bool is_empty(const Json& v) { return v.is_null() || (v.is_object() && v.empty()) || (v.is_array() && v.empty()); }
+
+// A key whose value has to be one of `allowed` (null: absent or empty); the first that is not is remembered.
+void demand(const Json& j, const char* key, const std::vector<Json>& allowed, const std::string& what,
+            std::string* unsupported) {
   const Json v = field(j, key);
-  const bool empty = v.is_null() || (v.is_object() && v.empty()) || (v.is_array() && v.empty());
-  if (v == only || (only.is_null() && empty)) return {};
+  for (const Json& a : allowed)
+    if (v == a || (a.is_null() && is_empty(v))) return;
   if (unsupported->empty()) *unsupported = fmt::format("{}.{} {}", what, key, dump_json(v));
+}
+
+Result<std::optional<Strategy>> read_strategy(const Json& w, const std::string& what) {
+  const Json s = field(w, "strategy"), group = field(w, "group_size");
+  if (s.is_null()) return std::optional(group.is_null() ? Strategy::kTensor : Strategy::kGroup);
+  if (s == "tensor") return std::optional(Strategy::kTensor);
+  if (s == "channel") return std::optional(Strategy::kChannel);
+  if (s == "group" || s == "tensor_group") return std::optional(Strategy::kGroup);
+  if (s == "block") return std::optional(Strategy::kBlock);
+  if (!s.is_string()) return bad_input("{}.strategy: expected a name", what);
+  return std::optional<Strategy>();
+}
+
+Result<int64_t> positive(const Json& j, const char* key, const std::string& what) {
+  MI_TRY(const int64_t v, json_get<int64_t>(j, key, what));
+  if (v < 1 || v > (int64_t(1) << 31)) return bad_input("{}: {} is {}, expected a positive number", what, key, v);
+  return v;
+}
+
+Status read_block(const Json& j, const char* key, const std::string& what, Format* f) {
+  MI_TRY(const auto block, json_get<std::vector<int64_t>>(j, key, what));
+  if (block.size() != 2 || block[0] < 1 || block[1] < 1) return bad_input("{}: {}: expected two sizes", what, key);
+  f->strategy = Strategy::kBlock;
+  f->block_rows = block[0];
+  f->block_cols = block[1];
   return {};
 }
 
-bool is_nan_code(uint8_t b) { return (b & 0x7f) == 0x7f; }  // E4M3
-
-// Where in a scale tensor the first value is that cannot be one; -1: nowhere.
-int64_t bad_scale(const TensorView& v) {
-  const int64_t n = v.count();
-  if (v.dtype == DType::kU8 || v.dtype == DType::kF8E8M0) {
-    for (int64_t i = 0; i < n; ++i)
-      if (uint8_t(v.data[i]) == 255) return i;
-  } else if (v.dtype == DType::kF8E4M3) {
-    for (int64_t i = 0; i < n; ++i)
-      if (is_nan_code(uint8_t(v.data[i]))) return i;
-  } else if (v.dtype == DType::kF32 || v.dtype == DType::kBF16 || v.dtype == DType::kF16) {
-    float f = 0;
-    for (int64_t i = 0; i < n; ++i) {
-      convert_to_f32(v.data + size_t(i) * dtype_bytes(v.dtype), v.dtype, &f, 1);
-      if (!std::isfinite(f)) return i;
-    }
-  }
-  return -1;
+// GPTQ and AWQ: -1 means one group for all inputs.
+Status read_group_size(const Json& j, const std::string& what, Format* f) {
+  f->strategy = Strategy::kGroup;
+  MI_TRY(const int64_t g, json_get<int64_t>(j, "group_size", what));
+  if (g != -1 && g < 1) return bad_input("{}: group_size is {}, expected a positive number or -1", what, g);
+  f->group = std::max<int64_t>(g, 0);
+  return {};
 }
-
-class Checker {
- public:
-  Checker(const Checkpoint& k, const std::vector<int64_t>& block) : k_(k), block_(block) {}
-
-  Status run() {
-    for (const auto& entry : k_.tensors()) {
-      const std::string& name = entry.first;  // no structured binding: the lambda captures it
-      const Checkpoint::Tensor& t = entry.second;
-      const auto cut = [&](std::string_view suffix) { return name.substr(0, name.size() - suffix.size()); };
-      if (name.ends_with(".weight") && t.entry->dtype == DType::kF8E4M3)
-        MI_TRY_VOID(fp8(t));
-      else if (name.ends_with(".weight_packed"))
-        MI_TRY_VOID(packed(t, cut("weight_packed") + "weight_scale"));
-      else if (name.ends_with("_blocks"))
-        MI_TRY_VOID(packed(t, cut("blocks") + "scales"));
-      else if (name.ends_with(".qweight"))
-        MI_TRY_VOID(qweight(t, cut("qweight")));
-    }
-    return {};
-  }
-
- private:
-  Result<const Checkpoint::Tensor*> sibling(const Checkpoint::Tensor& t, const std::string& name) {
-    const Checkpoint::Tensor* s = k_.find(name);
-    if (!s)
-      return bad_input("{}: tensor {} is missing: {} is {} and needs it", t.path(), name, t.name(),
-                       dtype_name(t.entry->dtype));
-    return s;
-  }
-  Status scale_values(const Checkpoint::Tensor& s) {
-    const int64_t at = bad_scale(s.view());
-    if (at < 0) return {};
-    return bad_input("{}: tensor {}: scale {} of {} is NaN or infinite (code 255 of E8M0 means NaN)", s.path(),
-                     s.name(), at, s.view().count());
-  }
-  Status fp8(const Checkpoint::Tensor& t) {
-    const bool inverse = k_.find(t.name() + "_scale_inv") || !k_.find(t.name() + "_scale");
-    MI_TRY(const Checkpoint::Tensor* s, sibling(t, t.name() + (inverse ? "_scale_inv" : "_scale")));
-    const Shape& w = t.entry->shape;
-    if (inverse && block_.size() == 2 && w.size() == 2) {
-      const Shape grid = {(w[0] + block_[0] - 1) / block_[0], (w[1] + block_[1] - 1) / block_[1]};
-      if (s->entry->shape != grid)
-        return bad_input("{}: tensor {} has shape {}, expected {}: {} in blocks of {}", s->path(), s->name(),
-                         shape_text(s->entry->shape), shape_text(grid), shape_text(w), shape_text(block_));
-    }
-    MI_TRY_VOID(scale_values(*s));
-    const TensorView v = t.view();
-    for (size_t i = 0; i < v.bytes; ++i)
-      if (is_nan_code(uint8_t(v.data[i]))) return bad_input("{}: tensor {}: value {} is NaN", t.path(), t.name(), i);
-    return {};
-  }
-  Status packed(const Checkpoint::Tensor& t, const std::string& scale) {
-    MI_TRY(const Checkpoint::Tensor* s, sibling(t, scale));
-    if (t.entry->shape.empty() || s->entry->shape.empty() || t.entry->shape[0] != s->entry->shape[0])
-      return bad_input("{}: tensor {} has shape {}, which does not fit {} {}", s->path(), s->name(),
-                       shape_text(s->entry->shape), t.name(), shape_text(t.entry->shape));
-    return scale_values(*s);
-  }
-  Status qweight(const Checkpoint::Tensor& t, const std::string& base) {
-    MI_TRY(const Checkpoint::Tensor* scales, sibling(t, base + "scales"));
-    MI_TRY_VOID(sibling(t, base + "qzeros").ok() ? Status() : Status(sibling(t, base + "qzeros").error()));
-    MI_TRY_VOID(scale_values(*scales));
-    if (scales->entry->shape.size() != 2)
-      return bad_input("{}: tensor {} has shape {}, expected [groups, out]", scales->path(), scales->name(),
-                       shape_text(scales->entry->shape));
-    const Checkpoint::Tensor* index = k_.find(base + "g_idx");
-    if (!index) return {};
-    if (index->entry->dtype != DType::kI32)
-      return bad_input("{}: tensor {} is {}, expected I32", index->path(), index->name(),
-                       dtype_name(index->entry->dtype));
-    const TensorView v = index->view();
-    for (int64_t i = 0; i < v.count(); ++i) {
-      int32_t g = 0;
-      std::memcpy(&g, v.data + i * 4, 4);
-      if (g < 0 || g >= scales->entry->shape[0])
-        return bad_input("{}: tensor {}: input {} belongs to group {}, but there are only {} groups", index->path(),
-                         index->name(), i, g, scales->entry->shape[0]);
-    }
-    return {};
-  }
-
-  const Checkpoint& k_;
-  const std::vector<int64_t>& block_;
-};
 
 }  // namespace
 
-Result<std::optional<QuantScheme>> QuantScheme::read(Config& c) {
+Result<std::optional<QuantScheme>> QuantScheme::read(Config& c, const Path& folder) {
   std::string source;
-  MI_TRY(const Json q, c.raw("quantization_config", &source));
-  if (source.empty()) return std::optional<QuantScheme>();
-  const std::string what = c.path() + ": " + source;
+  MI_TRY(Json q, c.raw("quantization_config", &source));
   QuantScheme s;
+  std::string what = c.path() + ": " + source;
+  if (source.empty()) {
+    if (folder.empty() || !is_in_folder(folder, "hf_quant_config.json")) return std::optional<QuantScheme>();
+    MI_TRY(const Path p, file_in_folder(folder, "hf_quant_config.json", "the folder"));
+    MI_TRY(const Json j, read_json(p));
+    what = p.string() + ": quantization";
+    q = field(j, "quantization");
+    if (!q.is_object()) return bad_input("{} is missing", what);
+    q["quant_method"] = "modelopt";
+  }
   s.path_ = what;
   MI_TRY(s.method_, json_get<std::string>(q, "quant_method", what));
   if (std::find(kMethods.begin(), kMethods.end(), s.method_) == kMethods.end()) {
@@ -140,23 +85,100 @@ Result<std::optional<QuantScheme>> QuantScheme::read(Config& c) {
     return bad_input("{}: quant_method '{}' is not known{}; known are {}", what, s.method_,
                      near.empty() ? "" : fmt::format(" (did you mean '{}'?)", near), fmt::join(kMethods, ", "));
   }
-  if (s.method_ == "compressed-tensors") {
+  if (s.method_ == "compressed-tensors")
     MI_TRY_VOID(s.read_compressed_tensors(q, what));
-    return std::optional(std::move(s));
-  }
-  s.unsupported_ = fmt::format("quant_method '{}'", s.method_);
-  if (!field(q, "weight_block_size").is_null()) {
-    MI_TRY(s.block_, json_get<std::vector<int64_t>>(q, "weight_block_size", what));
-    if (s.block_.size() != 2 || s.block_[0] < 1 || s.block_[1] < 1)
-      return bad_input("{}: weight_block_size: expected two sizes", what);
-  }
+  else if (s.method_ == "modelopt")
+    MI_TRY_VOID(s.read_modelopt(q, what));
+  else if (s.method_ == "fp8" || s.method_ == "mxfp8")
+    MI_TRY_VOID(s.read_fp8(q, what));
+  else if (s.method_ == "mxfp4")
+    s.add_everything({.layout = Layout::kMxFp4Blocks, .bits = 4, .strategy = Strategy::kGroup, .group = 32});
+  else if (s.method_ == "gptq")
+    MI_TRY_VOID(s.read_gptq(q, what));
+  else if (s.method_ == "awq")
+    MI_TRY_VOID(s.read_awq(q, what));
+  else
+    s.unsupported_ = fmt::format("quant_method '{}'", s.method_);
   return std::optional(std::move(s));
+}
+
+void QuantScheme::add_everything(Format f) {
+  Group g;
+  g.targets.push_back({"Linear", std::nullopt});
+  g.format = f;
+  groups_.push_back(std::move(g));
+}
+
+Status QuantScheme::read_group(const Json& g, const std::string& top, const std::string& at, const std::string& what,
+                               Group* out) {
+  MI_TRY(const auto targets, json_get<std::vector<std::string>>(g, "targets", what + ": " + at));
+  for (const std::string& p : targets) {
+    MI_TRY(Pattern pattern, read_pattern(p, what + ": " + at + ".targets"));
+    out->targets.push_back(std::move(pattern));
+  }
+  const Json w = field(g, "weights"), x = field(g, "input_activations");
+  if (w.is_null()) return {};  // only activations: the weights are float
+  std::string odd;
+  Format f;
+  MI_TRY(const std::string format, json_get_or<std::string>(g, "format", top, what + ": " + at));
+  const std::string weights = at + ".weights";
+  MI_TRY(const auto strategy, read_strategy(w, what + ": " + weights));
+  demand(w, "dynamic", {false, Json()}, weights, &odd);
+  demand(g, "output_activations", {Json()}, at, &odd);
+  demand(w, "actorder", {Json(), "group", "weight", "static", "dynamic", false}, weights, &odd);
+  if (!strategy) odd = fmt::format("{}.strategy {}", weights, dump_json(field(w, "strategy")));
+  f.strategy = strategy.value_or(Strategy::kTensor);
+  MI_TRY(f.symmetric, json_get_or<bool>(w, "symmetric", true, what + ": " + weights));
+  // "group" and its older spelling true keep the order of the weights and name each input's group.
+  f.group_index = field(w, "actorder") == "group" || field(w, "actorder") == true;
+  const Json type = field(w, "type");
+  f.bits = 8;
+  if (format == "pack-quantized") {
+    f.layout = Layout::kPackedInt;
+    demand(w, "type", {"int"}, weights, &odd);
+    demand(w, "num_bits", {4, 8}, weights, &odd);
+    if (field(w, "num_bits") == 4) f.bits = 4;
+    const bool odd_zeros = f.strategy == Strategy::kTensor && !f.symmetric;
+    if ((f.strategy == Strategy::kBlock || odd_zeros) && odd.empty())
+      odd = fmt::format("{}.strategy {}", weights, dump_json(field(w, "strategy")));
+  } else if (format == "int-quantized" || (format == "naive-quantized" && type == "int")) {
+    f.layout = Layout::kInt8;
+    demand(w, "type", {"int"}, weights, &odd);
+    demand(w, "num_bits", {8}, weights, &odd);
+  } else if (format == "float-quantized" || format == "naive-quantized") {
+    f.layout = Layout::kFloat8;
+    demand(w, "type", {"float"}, weights, &odd);
+    demand(w, "num_bits", {8}, weights, &odd);
+    demand(w, "symmetric", {true, Json()}, weights, &odd);
+  } else if (format == "mxfp8-quantized") {
+    f = {.layout = Layout::kFloat8, .strategy = Strategy::kGroup, .group = 32};
+    demand(w, "group_size", {32, Json()}, weights, &odd);
+  } else if (format == "mxfp4-pack-quantized" || format == "nvfp4-pack-quantized") {
+    const bool mx = format[0] == 'm';
+    f = {.layout = mx ? Layout::kMxFp4 : Layout::kNvFp4, .bits = 4, .strategy = Strategy::kGroup, .group = mx ? 32 : 16};
+    demand(w, "type", {"float"}, weights, &odd);
+    demand(w, "num_bits", {4}, weights, &odd);
+    demand(w, "group_size", {f.group, Json()}, weights, &odd);
+  } else if (odd.empty()) {
+    odd = fmt::format("format '{}'", format);
+  }
+  if (f.strategy == Strategy::kGroup && f.group == 0 && odd.empty()) {
+    MI_TRY(f.group, positive(w, "group_size", what + ": " + weights));
+  }
+  if (f.strategy == Strategy::kBlock && odd.empty())
+    MI_TRY_VOID(read_block(w, "block_structure", what + ": " + weights, &f));
+  if (field(x, "num_bits") == 8 && field(x, "type") == "int") {
+    f.int8_activations = true;
+    f.static_activations = field(x, "dynamic") == false;
+    f.asymmetric_activations = field(x, "symmetric") == false;
+  }
+  if (unsupported_.empty() && !odd.empty()) unsupported_ = fmt::format("quant_method 'compressed-tensors' with {}", odd);
+  out->format = f;
+  return {};
 }
 
 Status QuantScheme::read_compressed_tensors(const Json& q, const std::string& what) {
   MI_TRY(const std::string format, json_get<std::string>(q, "format", what));
-  if (format != "int-quantized")
-    unsupported_ = fmt::format("quant_method 'compressed-tensors' with format '{}'", format);
   MI_TRY(const auto ignore, json_get_or<std::vector<std::string>>(q, "ignore", {}, what));
   for (const std::string& p : ignore) {
     MI_TRY(Pattern pattern, read_pattern(p, what + ": ignore"));
@@ -164,49 +186,102 @@ Status QuantScheme::read_compressed_tensors(const Json& q, const std::string& wh
   }
   const Json groups = field(q, "config_groups");
   if (!groups.is_object() || groups.empty()) return bad_input("{}: config_groups is missing", what);
-  std::string odd;
   for (const auto& [name, g] : groups.items()) {
-    const std::string at = fmt::format("config_groups.{}", name);
-    MI_TRY(const auto targets, json_get<std::vector<std::string>>(g, "targets", what + ": " + at));
-    for (const std::string& p : targets) {
-      MI_TRY(Pattern pattern, read_pattern(p, what + ": " + at + ".targets"));
-      targets_.push_back(std::move(pattern));
-    }
-    const Json w = field(g, "weights"), x = field(g, "input_activations");
-    const std::pair<const char*, Json> weights[] = {
-        {"num_bits", 8},    {"type", "int"},    {"strategy", "channel"}, {"symmetric", true},
-        {"dynamic", false}, {"group_size", {}}, {"block_structure", {}}, {"actorder", {}}};
-    const std::pair<const char*, Json> inputs[] = {
-        {"num_bits", 8}, {"type", "int"}, {"strategy", "token"}, {"symmetric", true}, {"dynamic", true}};
-    for (const auto& [key, only] : weights) MI_TRY_VOID(demand(w, key, only, at + ".weights", &odd));
-    for (const auto& [key, only] : inputs) MI_TRY_VOID(demand(x, key, only, at + ".input_activations", &odd));
-    MI_TRY_VOID(demand(g, "output_activations", Json(), at, &odd));
-    const Json own = field(g, "format");
-    if (!own.is_null() && own != format && odd.empty()) odd = fmt::format("{}.format {}", at, dump_json(own));
+    Group group;
+    MI_TRY_VOID(read_group(g, format, fmt::format("config_groups.{}", name), what, &group));
+    groups_.push_back(std::move(group));
   }
-  for (const char* key : {"kv_cache_scheme", "transform_config"})
-    MI_TRY_VOID(demand(q, key, Json(), "quantization_config", &odd));
+  std::string odd;
+  demand(q, "transform_config", {Json()}, "quantization_config", &odd);
   const Json sparsity = field(q, "sparsity_config");
-  if (sparsity.is_object() && !sparsity.empty() && field(sparsity, "format") != "dense" && odd.empty())
+  if (!is_empty(sparsity) && field(sparsity, "format") != "dense" && odd.empty())
     odd = "sparsity_config " + dump_json(sparsity);
-  const Json status = field(q, "quantization_status");
-  if (!status.is_null() && status != "compressed" && odd.empty()) odd = "quantization_status " + dump_json(status);
-  if (unsupported_.empty() && !odd.empty())
-    unsupported_ = fmt::format(
-        "quant_method 'compressed-tensors' with {} (supported: int8 weights per channel, int8 activations dynamic per "
-        "token, both symmetric)",
-        odd);
+  demand(q, "quantization_status", {"compressed", Json()}, "quantization_config", &odd);
+  if (unsupported_.empty() && !odd.empty()) unsupported_ = fmt::format("quant_method 'compressed-tensors' with {}", odd);
+  if (!is_empty(field(q, "kv_cache_scheme")))
+    notes_.push_back("kv_cache_scheme is not followed: 'build' decides how keys and values are kept");
   return {};
 }
 
-Status QuantScheme::check_tensors(const Checkpoint& k) const { return Checker(k, block_).run(); }
+Status QuantScheme::read_modelopt(const Json& q, const std::string& what) {
+  MI_TRY(const std::string algo, json_get<std::string>(q, "quant_algo", what));
+  if (algo == "NVFP4")
+    add_everything({.layout = Layout::kNvFp4ModelOpt, .bits = 4, .strategy = Strategy::kGroup, .group = 16});
+  else if (algo == "FP8")
+    add_everything({.layout = Layout::kFloat8, .strategy = Strategy::kTensor});
+  else
+    unsupported_ = fmt::format("quant_method 'modelopt' with quant_algo '{}'", algo);
+  return {};
+}
 
-Error QuantScheme::refuse(const Checkpoint& k) const {
-  if (auto s = check_tensors(k); !s.ok()) return s.error();
-  return bad_input(
-      "{}: {} is not supported yet; export takes float checkpoints and compressed-tensors int-quantized (W8A8) ones: "
-      "use such a release of the model",
-      path_, unsupported_);
+Status QuantScheme::read_fp8(const Json& q, const std::string& what) {
+  Format f{.layout = Layout::kFloat8, .strategy = Strategy::kTensor};
+  if (!field(q, "weight_block_size").is_null())
+    MI_TRY_VOID(read_block(q, "weight_block_size", what, &f));
+  else if (method_ == "mxfp8")
+    f = {.layout = Layout::kFloat8, .strategy = Strategy::kBlock, .block_rows = 1, .block_cols = 32};
+  std::string odd;
+  demand(q, "fmt", {"e4m3", "float8_e4m3fn", Json()}, "quantization_config", &odd);
+  if (!odd.empty()) unsupported_ = fmt::format("quant_method '{}' with {}", method_, odd);
+  add_everything(f);
+  return {};
+}
+
+Status QuantScheme::read_gptq(const Json& q, const std::string& what) {
+  Format f{.layout = Layout::kGptq};
+  std::string odd;
+  const std::string top = "quantization_config";
+  // GPTQModel's newer key is `format`; AutoGPTQ knew version 1 only and said nothing.
+  const Json said = field(q, "checkpoint_format").is_null() ? field(q, "format") : field(q, "checkpoint_format");
+  if (!said.is_null() && said != "gptq" && said != "gptq_v2") odd = "checkpoint_format " + dump_json(said);
+  f.zero_minus_one = said != "gptq_v2";
+  demand(q, "bits", {2, 4, 8}, top, &odd);
+  demand(q, "pack_dtype", {"int32", Json()}, top, &odd);
+  if (odd.empty()) {
+    f.bits = q["bits"].get<int>();
+    MI_TRY_VOID(read_group_size(q, what, &f));
+    MI_TRY(f.group_index, json_get_or<bool>(q, "desc_act", false, what));
+    MI_TRY(f.symmetric, json_get_or<bool>(q, "sym", true, what));
+  }
+  // Modules with settings of their own: "+:regex" or "regex", or left in float: "-:regex".
+  const Json dynamic = field(q, "dynamic");
+  if (odd.empty() && dynamic.is_object())
+    for (const auto& [key, own] : dynamic.items()) {
+      const bool prefixed = key.starts_with("+:") || key.starts_with("-:");
+      Group g;
+      MI_TRY(Pattern p, read_pattern("re:" + key.substr(prefixed ? 2 : 0), what + ": dynamic"));
+      g.targets.push_back(std::move(p));
+      if (!key.starts_with("-:")) {
+        g.format = f;
+        std::string strange;
+        demand(own, "bits", {2, 4, 8, Json()}, "dynamic." + key, &strange);
+        if (!strange.empty() && odd.empty()) odd = strange;
+        if (strange.empty() && !field(own, "bits").is_null()) g.format->bits = own["bits"].get<int>();
+        if (!field(own, "group_size").is_null())
+          MI_TRY_VOID(read_group_size(own, what + ": dynamic: " + key, &*g.format));
+      }
+      groups_.push_back(std::move(g));
+    }
+  if (!odd.empty()) unsupported_ = fmt::format("quant_method 'gptq' with {}", odd);
+  add_everything(f);
+  return {};
+}
+
+Status QuantScheme::read_awq(const Json& q, const std::string& what) {
+  Format f{.layout = Layout::kAwq, .bits = 4, .symmetric = false};
+  std::string odd;
+  demand(q, "bits", {4}, "quantization_config", &odd);
+  demand(q, "version", {"gemm", "GEMM", Json()}, "quantization_config", &odd);
+  demand(q, "checkpoint_format", {"gemm", "GEMM", Json()}, "quantization_config", &odd);
+  if (odd.empty()) MI_TRY_VOID(read_group_size(q, what, &f));
+  if (!odd.empty()) unsupported_ = fmt::format("quant_method 'awq' with {}", odd);
+  add_everything(f);
+  return {};
+}
+
+Error QuantScheme::refuse() const {
+  return bad_input("{}: {} is not supported yet; known are float checkpoints and {}: use such a release of the model",
+                   path_, unsupported_, formats::known_formats_text());
 }
 
 Result<QuantScheme::Pattern> QuantScheme::read_pattern(const std::string& text, const std::string& what) {
@@ -223,34 +298,34 @@ bool QuantScheme::matches(Pattern& p, const std::string& module) {
   return hit;
 }
 
-bool QuantScheme::is_ignored(const std::string& module) {
-  bool hit = false;
-  for (Pattern& p : ignore_) hit = matches(p, module) || hit;
-  return hit;
-}
-
-bool QuantScheme::is_targeted(const std::string& module) {
-  bool hit = false;
-  for (Pattern& p : targets_) {
-    // The class name means every linear module; the caller asks about nothing else.
-    if (p.text == "Linear") {
-      ++p.matches;
-      hit = true;
-    } else {
-      hit = matches(p, module) || hit;
-    }
+const Format* QuantScheme::format_of(const std::string& module) {
+  bool ignored = false;
+  for (Pattern& p : ignore_) ignored = matches(p, module) || ignored;
+  if (ignored) return nullptr;
+  for (Group& g : groups_) {
+    bool hit = false;
+    for (Pattern& p : g.targets) hit = (p.text != "Linear" && matches(p, module)) || hit;
+    if (hit) return g.format ? &*g.format : nullptr;
   }
-  return hit;
+  // The class name means every linear module, and the caller asks about nothing else; names go before it.
+  for (Group& g : groups_)
+    for (Pattern& p : g.targets)
+      if (p.text == "Linear") {
+        ++p.matches;
+        return g.format ? &*g.format : nullptr;
+      }
+  return nullptr;
 }
 
 std::vector<std::string> QuantScheme::notes() const {
-  std::vector<std::string> out;
-  for (const Pattern& p : targets_)
-    out.push_back(
-        fmt::format("{}quantization target '{}': {} modules", p.matches ? "" : "warning: ", p.text, p.matches));
-  for (const Pattern& p : ignore_)
-    out.push_back(
-        fmt::format("{}quantization ignore '{}': {} modules", p.matches ? "" : "warning: ", p.text, p.matches));
+  std::vector<std::string> out = notes_;
+  if (!is_strict()) return out;
+  const auto count = [&](const char* kind, const Pattern& p) {
+    out.push_back(fmt::format("{}quantization {} '{}': {} modules", p.matches ? "" : "warning: ", kind, p.text, p.matches));
+  };
+  for (const Group& g : groups_)
+    for (const Pattern& p : g.targets) count("target", p);
+  for (const Pattern& p : ignore_) count("ignore", p);
   return out;
 }
 

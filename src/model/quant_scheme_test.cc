@@ -1,4 +1,5 @@
-// Quantized checkpoints: W8A8 of compressed-tensors is taken as it is; what does not fit is named.
+// quantization_config: W8A8 of compressed-tensors is taken as it is; what does not fit is named. The arithmetic of the
+// other formats: formats/formats_test.cc.
 
 #include "model/quant_scheme.h"
 
@@ -130,21 +131,77 @@ TEST(W8A8, ZeroPointsMustBeZero) {
   EXPECT_THAT(refusal(c.run()), HasSubstr(name));
 }
 
+TEST(W8A8, WithoutInt8ActivationsItIsWidened) {
+  W8A8 c;
+  c.group()["input_activations"] = nullptr;
+  const auto r = c.run();
+  ASSERT_TRUE(r.ok()) << r.error().message();
+  EXPECT_THAT(report_text(*r), HasSubstr("8 attention tensors: int8 per channel to"));
+  const ir::MirDir m = open_mir(c.tmp / "out");
+  const TensorView q = m.weight("layers.0.attn.q.weight");
+  EXPECT_NE(q.dtype, DType::kI8);
+  const auto scale = to_f32_vector(c.tensors[std::string(kQ) + "_scale"].view());
+  const auto codes = to_f32_vector(c.tensors[kQ].view()), found = to_f32_vector(q);
+  for (size_t i = 0; i < found.size(); ++i) ASSERT_EQ(found[i], codes[i] * scale[i / 128]);
+}
+
+TEST(W8A8, OneScaleForAMatrixIsThatOfEveryRow) {
+  W8A8 c;
+  c.group()["weights"]["strategy"] = "tensor";
+  EXPECT_THAT(refusal(c.run()), HasSubstr("one scale for the matrix"));
+  for (auto& [name, t] : c.tensors)
+    if (name.ends_with("_scale")) t = tensor_f32({1}, std::vector{0.25f});
+  const auto r = c.run();
+  ASSERT_TRUE(r.ok()) << r.error().message();
+  const ir::MirDir m = open_mir(c.tmp / "out");
+  EXPECT_EQ(m.weight("layers.0.attn.q.weight").dtype, DType::kI8);
+  EXPECT_EQ(to_f32_vector(m.weight("layers.0.attn.q.weight_scale")), std::vector<float>(128, 0.25f));
+}
+
+TEST(W8A8, StaticActivationsBecomeDynamicWithANote) {
+  W8A8 c;
+  c.group()["input_activations"]["dynamic"] = false;
+  c.group()["input_activations"]["strategy"] = "tensor";
+  c.tensors["model.layers.0.self_attn.q_proj.input_scale"] = tensor_f32({1}, std::vector{0.5f});
+  const auto r = c.run();
+  ASSERT_TRUE(r.ok()) << r.error().message();
+  EXPECT_THAT(r->notes, Contains(HasSubstr("int8 tensors were made for static activations")));
+}
+
+TEST(W8A8, NamesGoBeforeTheClass) {
+  W8A8 c;
+  Json named = c.group();
+  named["targets"] = Json::array({"model.layers.0.self_attn.q_proj"});
+  named["input_activations"] = nullptr;
+  c.quant()["config_groups"]["group_1"] = named;
+  const auto r = c.run();
+  ASSERT_TRUE(r.ok()) << r.error().message();
+  const ir::MirDir m = open_mir(c.tmp / "out");
+  EXPECT_NE(m.weight("layers.0.attn.q.weight").dtype, DType::kI8);
+  EXPECT_EQ(m.weight("layers.0.attn.k.weight").dtype, DType::kI8);
+}
+
 TEST(W8A8, OtherSchemesAreNotSupportedYet) {
   const std::vector<std::pair<std::string, std::function<void(W8A8&)>>> cases = {
-      {"strategy \"tensor\"", [](W8A8& c) { c.group()["weights"]["strategy"] = "tensor"; }},
-      {"dynamic false", [](W8A8& c) { c.group()["input_activations"]["dynamic"] = false; }},
-      {"symmetric false", [](W8A8& c) { c.group()["weights"]["symmetric"] = false; }},
+      {"strategy \"attn_head\"", [](W8A8& c) { c.group()["weights"]["strategy"] = "attn_head"; }},
+      {"dynamic true", [](W8A8& c) { c.group()["weights"]["dynamic"] = true; }},
       {"num_bits 4", [](W8A8& c) { c.group()["weights"]["num_bits"] = 4; }},
-      {"input_activations", [](W8A8& c) { c.group()["input_activations"] = nullptr; }},
-      {"kv_cache_scheme",
+      {"marlin-24", [](W8A8& c) { c.group()["format"] = "marlin-24"; }},
+      {"output_activations",
        [](W8A8& c) {
-         c.quant()["kv_cache_scheme"] = {{"num_bits", 8}};
+         c.group()["output_activations"] = {{"num_bits", 8}};
        }},
-      {"float-quantized", [](W8A8& c) { c.quant()["format"] = "float-quantized"; }},
-      {"'gptq'",
+      {"transform_config",
        [](W8A8& c) {
-         c.config["quantization_config"] = {{"quant_method", "gptq"}, {"bits", 4}};
+         c.quant()["transform_config"] = {{"config_groups", {{"R1", 1}}}};
+       }},
+      {"sparsity_config",
+       [](W8A8& c) {
+         c.quant()["sparsity_config"] = {{"format", "sparse-bitmask"}};
+       }},
+      {"'bitsandbytes'",
+       [](W8A8& c) {
+         c.config["quantization_config"] = {{"quant_method", "bitsandbytes"}};
        }},
   };
   for (const auto& [word, change] : cases) {
@@ -152,6 +209,15 @@ TEST(W8A8, OtherSchemesAreNotSupportedYet) {
     change(c);
     EXPECT_THAT(refusal(c.run()), AllOf(HasSubstr(word), HasSubstr("not supported yet")));
   }
+}
+
+TEST(W8A8, AFormatThatIsNotTheTensorsIsRefused) {
+  W8A8 c;
+  c.group()["format"] = "float-quantized";
+  c.group()["weights"]["type"] = "float";
+  EXPECT_THAT(refusal(c.run()), AllOf(HasSubstr("is I8, expected F8_E4M3"), HasSubstr("fp8 per channel")));
+  c.config["quantization_config"] = {{"quant_method", "gptq"}, {"bits", 4}, {"group_size", 32}};
+  EXPECT_THAT(refusal(c.run()), HasSubstr("is I8, expected I32"));
 }
 
 }  // namespace

@@ -65,7 +65,7 @@ Result<Alternative> parse_alternative(const Json& j, const std::string& prefix, 
     a.from = {prefix + j.get<std::string>()};
     return a;
   }
-  MI_TRY_VOID(refuse_unknown_keys(j, {"from", "ops"}, what));
+  MI_TRY_VOID(refuse_unknown_keys(j, {"from", "ops", "quantized"}, what));
   if (!j.contains("from")) return bad_input("{}: from is missing", what);
   if (j["from"].is_string()) {
     a.from = {j["from"].get<std::string>()};
@@ -74,6 +74,9 @@ Result<Alternative> parse_alternative(const Json& j, const std::string& prefix, 
   }
   if (a.from.empty()) return bad_input("{}: from is empty", what);
   for (std::string& f : a.from) f = prefix + f;
+  if (j.contains("quantized")) {
+    MI_TRY(a.quantized, json_get<bool>(j, "quantized", what));
+  }
   if (j.contains("ops")) {
     if (!j["ops"].is_array()) return bad_input("{}: ops: expected a list", what);
     a.ops = j["ops"];

@@ -24,9 +24,11 @@
 //
 // A source is a name with {layer} and {expert}, or a list of alternatives; an alternative is a name or
 // {from: NAME or [NAMES to concatenate by rows], ops: [...]} (ops: view.h). A name with {expert} is stacked over all
-// experts.
+// experts. With `quantized: true` (false) an alternative is taken only where its tensors are stored quantized (are not):
+// packed numbers are [.., out, in] whatever the family's float form is.
 
 #include <map>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -37,6 +39,8 @@ namespace mi::model {
 
 struct Alternative {
   std::vector<std::string> from;  // full templates
+  std::optional<bool> quantized;
+  std::string known_as;  // a template that names the weight for users instead of `from`; "" = none
   Json ops = Json::array();
 };
 using Bindings = std::map<std::string, std::vector<Alternative>>;  // canonical name ("attn.q.weight") -> alternatives

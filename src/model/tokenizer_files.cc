@@ -101,6 +101,7 @@ Status write_tokenizer_files(const TokenizerFiles& t, const Path& out) {
     MI_TRY(const std::string text, read_file(source));
     MI_TRY_VOID(write_file(to / name, text));
   }
+  for (const auto& [name, text] : t.texts) MI_TRY_VOID(write_file(to / name, text));
   if (!t.chat_template.empty()) MI_TRY_VOID(write_file(to / "chat_template.jinja", t.chat_template));
   return {};
 }

@@ -13,6 +13,7 @@ namespace mi::model {
 
 struct TokenizerFiles {
   std::vector<std::pair<std::string, Path>> copies;  // name in tokenizer/, source
+  std::vector<std::pair<std::string, std::string>> texts;  // name in tokenizer/, contents: files that no checkpoint has
   std::string chat_template;                         // "" = none
   bool has_tokenizer = false;
   std::vector<int64_t> eos_ids;  // generation_config.json's; empty = it says nothing

@@ -1,6 +1,7 @@
 #pragma once
 // Streams bound weights into a MIR directory: no copy where the checkpoint's layout is already the wanted one, else
-// through a small buffer. Every float is looked at: NaN and infinity are refused with file, tensor and place; rows of
+// through a small buffer; quantized ones are dequantized a few rows at a time, or one matrix where its layout changes.
+// Every float is looked at: NaN and infinity are refused with file, tensor and place; rows of
 // nothing but subnormal numbers are reported.
 
 #include <string>
@@ -27,11 +28,23 @@ class WeightWriter {
   Status write_scales(const std::string& full_name, const Source& s);  // of an int8 weight, widened to F32
 
  private:
-  Status write_part(const std::string& full_name, const Source& s, size_t part, int64_t first_row);
+  struct Place {
+    const std::string& full_name;
+    const Source& source;
+    const Part& part;
+    int64_t first_row;  // of the part, in the weight
+    int64_t subnormal = 0;
+  };
+  Status write_part(Place* p);
+  Status write_dequantized(Place* p);
+  // Rows [row, row + n) of the part, in float or the source's type.
+  Status check_rows(const std::byte* data, DType t, int64_t row, int64_t n, Place* p) const;
+  Status put_floats(std::span<const float> x, int64_t row, Place* p);
   ir::MirWriter* out_;
   Progress* progress_;
   std::vector<std::string>* notes_;
   std::vector<std::byte> buffer_;
+  std::vector<float> floats_, moved_;
 };
 
 }  // namespace mi::model

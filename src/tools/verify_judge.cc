@@ -39,6 +39,15 @@ int64_t ordered(float f) {
 
 }  // namespace
 
+std::string judged_precision(const artifact::Manifest& m) {
+  using artifact::Packing;
+  if (m.model.precision != "fp32") return m.model.precision;
+  const auto any = [&](Packing p) {
+    return std::any_of(m.weights.begin(), m.weights.end(), [p](const auto& w) { return w.packing == p; });
+  };
+  return any(Packing::kPackedI4) ? "w4a8" : any(Packing::kPackedI8) ? "w8a8" : any(Packing::kPackedBF16) ? "bf16" : "fp32";
+}
+
 Judge::Judge(const std::string& precision, const std::string& kv_type, VerifyLimits limits)
     : rounds_(precision != "fp32" || kv_type != "f32"), limits_(limits) {
   const bool int4 = precision == "w4a8";

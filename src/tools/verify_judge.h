@@ -5,14 +5,19 @@
 #include <span>
 #include <string>
 
+#include "artifact/types.h"
 #include "tools/trace.h"
 #include "tools/verify.h"
 
 namespace mi::tools {
 
+// The precision by which an engine is judged: its own, but one that counts as fp32 because most of its matrices are float
+// rounds too where some are not.
+std::string judged_precision(const artifact::Manifest& m);
+
 class Judge {
  public:
-  // precision and kv_type: of the engine, as its manifest and its options name them. Only fp32 with a cache of f32 keeps
+  // precision and kv_type: of the engine (judged_precision) and of its options. Only fp32 with a cache of f32 keeps
   // a float graph's numbers; any other engine rounds.
   Judge(const std::string& precision, const std::string& kv_type, VerifyLimits limits);
 

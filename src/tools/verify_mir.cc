@@ -103,7 +103,7 @@ Result<VerifyReport> verify_mir(const Session& s, const Path& mir, VerifyLimits 
   request.length = std::min<int64_t>({256, s.max_seq_len, s.engine->options().max_tokens_per_step});
   request.vocab = m.vocab;
   MI_TRY(const quant::CalibrationSet set, quant::load_calibration(request, s.text.tokenizer.get(), nullptr));
-  Judge judge(m.precision, s.engine->options().kv_type, limits);
+  Judge judge(judged_precision(s.engine->manifest()), s.engine->options().kv_type, limits);
   for (size_t i = 0; i < std::min<size_t>(set.sequences.size(), 4); ++i) {
     const Trace want = trace(*plain, set.sequences[i]), found = trace(*s.engine, set.sequences[i]);
     const std::string name = fmt::format("text {}", i);

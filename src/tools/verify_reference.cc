@@ -194,7 +194,7 @@ Result<VerifyReport> verify_reference(const Session& s, const Path& reference, V
     return bad_input("{}: holds neither seq0.input_ids nor input_ids.0, so there is nothing to run",
                      reference.string());
   const artifact::ModelFacts& m = s.engine->manifest().model;
-  Judge judge(m.precision, s.engine->options().kv_type, limits);
+  Judge judge(judged_precision(s.engine->manifest()), s.engine->options().kv_type, limits);
   for (const Sequence& seq : sequences) {
     MI_TRY(const std::vector<int32_t> ids, ids_of(f, seq.ids));
     if (ids.empty() || int64_t(ids.size()) > s.max_seq_len)

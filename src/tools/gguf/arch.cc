@@ -4,6 +4,8 @@
 #include <cmath>
 #include <map>
 
+#include "base/check.h"
+#include "model/gguf_arch.h"
 #include "tools/gguf/layer.h"
 
 namespace mi::tools::gguf {
@@ -21,8 +23,6 @@ enum class Shared : uint8_t { kNone, kWidth, kCount };  // by which key its widt
 // What an architecture's graph can be.
 struct Rule {
   const char* family;
-  const char* arch;
-  bool pairs = false;  // rotates neighbouring pairs
   QkNorm qk_norm = QkNorm::kNone;
   Use has_qk_norm = Use::kMust;  // where qk_norm is not kNone
   Use qkv_bias = Use::kNo, out_bias = Use::kNo, mlp_bias = Use::kNo;
@@ -39,14 +39,12 @@ struct Rule {
   Use has_shared = Use::kMust;  // where shared is not kNone
   bool shared_gate = false;
   bool expert_width_key = true;  // false: feed_forward_length is the experts' width
-  const char* mlp_norm = "ffn_norm";
   bool moe_step = false;  // wants interleave_moe_layer_step
   bool index = false;     // swiglu_oai and a block index in every MoE layer
 };
 
 const Rule kRules[] = {
     {.family = "dots1",
-     .arch = "dots1",
      .qk_norm = QkNorm::kPerHead,
      .grouped_heads = false,
      .layers = Layers::kDenseThenMoe,
@@ -55,8 +53,6 @@ const Rule kRules[] = {
      .select_bias = Use::kMay,
      .shared = Shared::kCount},
     {.family = "ernie4_5_moe",
-     .arch = "ernie4_5-moe",
-     .pairs = true,
      .tied = true,
      .layers = Layers::kDenseThenMoe,
      .select_bias = Use::kMay,
@@ -64,7 +60,6 @@ const Rule kRules[] = {
      .has_shared = Use::kMay,
      .moe_step = true},
     {.family = "glm4_moe",
-     .arch = "glm4moe",
      .qk_norm = QkNorm::kPerHead,
      .has_qk_norm = Use::kMay,
      .qkv_bias = Use::kMay,
@@ -74,18 +69,13 @@ const Rule kRules[] = {
      .router = Router::kByKeys,
      .route_keys = true,
      .select_bias = Use::kMust,
-     .shared = Shared::kCount,
-     .mlp_norm = "post_attention_norm"},
+     .shared = Shared::kCount},
     {.family = "granitemoe",
-     .arch = "granitemoe",
-     .pairs = true,
      .rope_factors = true,
      .tied = true,
      .scales = true,
      .expert_width_key = false},
     {.family = "llama",
-     .arch = "llama",
-     .pairs = true,
      .qkv_bias = Use::kMay,
      .out_bias = Use::kMay,
      .mlp_bias = Use::kMay,
@@ -93,13 +83,11 @@ const Rule kRules[] = {
      .tied = true,
      .layers = Layers::kDense},
     {.family = "minimax_m2",
-     .arch = "minimax-m2",
      .qk_norm = QkNorm::kFull,
      .partial_rope = true,
      .router = Router::kByKeys,
      .select_bias = Use::kMust},
     {.family = "minimax_m3",
-     .arch = "minimax-m3",
      .qk_norm = QkNorm::kPerHead,
      .partial_rope = true,
      .layers = Layers::kDenseThenMoe,
@@ -109,34 +97,32 @@ const Rule kRules[] = {
      .shared = Shared::kCount,
      .index = true},
     {.family = "mixtral",
-     .arch = "llama",
-     .pairs = true,
      .rope_factors = true,
      .tied = true,
      .expert_width_key = false},
     {.family = "olmoe",
-     .arch = "olmoe",
      .qk_norm = QkNorm::kFull,
      .any_head_dim = false,
      .grouped_heads = false,
      .router = Router::kSoftmax,
      .expert_width_key = false},
     {.family = "qwen2_moe",
-     .arch = "qwen2moe",
      .qkv_bias = Use::kMust,
      .any_head_dim = false,
      .router = Router::kSoftmax,
      .shared = Shared::kWidth,
      .shared_gate = true},
-    {.family = "qwen3", .arch = "qwen3", .qk_norm = QkNorm::kPerHead, .tied = true, .layers = Layers::kDense},
-    {.family = "qwen3_moe", .arch = "qwen3moe", .qk_norm = QkNorm::kPerHead, .tied = true},
+    {.family = "qwen3", .qk_norm = QkNorm::kPerHead, .tied = true, .layers = Layers::kDense},
+    {.family = "qwen3_moe", .qk_norm = QkNorm::kPerHead, .tied = true},
 };
 
 bool near(double a, double b) { return std::fabs(a - b) <= 1e-6 * std::fabs(b); }
 
 class Planner {
  public:
-  Planner(const ir::MirDir& m, const Rule& r) : m_(m), g_(m.graph), r_(r) { plan_.arch = r.arch; }
+  Planner(const ir::MirDir& m, const Rule& r) : m_(m), g_(m.graph), r_(r), names_(*model::find_gguf_family(r.family)) {
+    plan_.arch = names_.arch;
+  }
 
   Result<FilePlan> run() {
     MI_TRY_VOID(check_formats());
@@ -166,12 +152,12 @@ class Planner {
  private:
   const Layer& first() const { return *layers_.front(); }
   const Layer& last() const { return *layers_.back(); }  // MoE if any layer is
-  std::string key(const char* name) const { return fmt::format("{}.{}", r_.arch, name); }
+  std::string key(const char* name) const { return fmt::format("{}.{}", names_.arch, name); }
 
   Error refuse(const std::string& what, const std::string& wanted) const {
     return bad_input(
         "{}: this model has {}; the architecture {} of llama.cpp has {}, so it would answer differently there",
-        m_.dir.string(), what, r_.arch, wanted);
+        m_.dir.string(), what, names_.arch, wanted);
   }
   Status use(Use u, bool there, const std::string& what) const {
     if (there && u == Use::kNo) return refuse(what, "none");
@@ -218,7 +204,7 @@ class Planner {
     if (!r_.grouped_heads && a.heads != a.kv_heads)
       return refuse(fmt::format("{} key-value heads for {} heads", a.kv_heads, a.heads), "as many as heads");
     if (l.rope.rotary_dim == 0) return refuse("a layer without rotation", "one in every layer");
-    if (l.rope.interleaved && !r_.pairs) return refuse("rotation of neighbouring pairs", "rotation of halves");
+    if (l.rope.interleaved && !names_.pairs) return refuse("rotation of neighbouring pairs", "rotation of halves");
     if (l.rope.rotary_dim != a.k_dim && !r_.partial_rope)
       return refuse(fmt::format("{} of {} dimensions rotated", l.rope.rotary_dim, a.k_dim), "all");
     if (l.rope.attention_factor != 1)
@@ -384,9 +370,11 @@ class Planner {
     }
   }
 
-  FileTensor& add(std::string name, Weight w, int32_t layer) {
+  FileTensor& add(Weight w, int32_t layer) {
     FileTensor t;
-    t.name = std::move(name);
+    t.name = model::gguf_tensor_name(names_, w->name);
+    MI_CHECK(!t.name.empty(), "GGUF has no name for {}", w->name);
+    if (layer >= 0) t.name = fmt::format("blk.{}.{}", layer, t.name);
     t.shape = w->shape;
     t.weight = ir::full_name(w->name, layer);
     switch (w->mark) {
@@ -402,18 +390,18 @@ class Planner {
     plan_.tensors.push_back(std::move(t));
     return plan_.tensors.back();
   }
-  void add_norm(std::string name, Weight w, int32_t layer, bool plus_one) {
-    add(std::move(name), w, layer).add_one = plus_one;
+  void add_norm(Weight w, int32_t layer, bool plus_one) {
+    if (w) add(w, layer).add_one = plus_one;
   }
 
   void add_top() {
-    add("token_embd.weight", ends_.embed, -1);
-    add_norm("output_norm.weight", ends_.final_norm, -1, ends_.plus_one);
+    add(ends_.embed, -1);
+    add_norm(ends_.final_norm, -1, ends_.plus_one);
     const bool tied = ends_.head->name == ends_.embed->name;
-    if (!tied || !r_.tied) add("output.weight", ends_.head, -1);
+    if (!tied || !r_.tied) add(ends_.head, -1).name = "output.weight";
     if (tied && !r_.tied)
       plan_.notes.push_back(
-          fmt::format("the head is the embedding; {} wants a matrix of its own, so it is in the file twice", r_.arch));
+          fmt::format("the head is the embedding; {} wants a matrix of its own, so it is in the file twice", names_.arch));
     if (!rope_divisors_.empty()) {
       FileTensor t;
       t.name = "rope_freqs.weight";
@@ -426,45 +414,43 @@ class Planner {
 
   void add_layer(int32_t i) {
     const Layer& l = *layers_[size_t(i)];
-    const std::string p = fmt::format("blk.{}.", i);
-    const auto matrix = [&](const std::string& name, const Matrix& m, int64_t pair_heads = 0) {
-      add(p + name + ".weight", m.weight, i).pair_heads = pair_heads;
-      if (m.bias) add(p + name + ".bias", m.bias, i).pair_heads = pair_heads;
+    const auto matrix = [&](const Matrix& m, int64_t pair_heads = 0) {
+      add(m.weight, i).pair_heads = pair_heads;
+      if (m.bias) add(m.bias, i).pair_heads = pair_heads;
     };
-    const auto norm = [&](const std::string& name, Weight w) {
-      if (w) add_norm(p + name + ".weight", w, i, l.plus_one);
+    const auto norm = [&](Weight w) { add_norm(w, i, l.plus_one); };
+    const auto mlp = [&](const Mlp& m) {
+      matrix(m.gate);
+      matrix(m.up);
+      matrix(m.down);
     };
-    const auto mlp = [&](const std::string& suffix, const Mlp& m) {
-      matrix("ffn_gate" + suffix, m.gate);
-      matrix("ffn_up" + suffix, m.up);
-      matrix("ffn_down" + suffix, m.down);
-    };
-    const bool reorder = r_.pairs && !l.rope.interleaved;
-    norm("attn_norm", l.attn_norm);
-    matrix("attn_q", l.q, reorder ? l.attention.heads : 0);
-    matrix("attn_k", l.k, reorder ? l.attention.kv_heads : 0);
-    matrix("attn_v", l.v);
-    matrix("attn_output", l.o);
-    norm("attn_q_norm", l.q_norm);
-    norm("attn_k_norm", l.k_norm);
+    const bool reorder = names_.pairs && !l.rope.interleaved;
+    norm(l.attn_norm);
+    matrix(l.q, reorder ? l.attention.heads : 0);
+    matrix(l.k, reorder ? l.attention.kv_heads : 0);
+    matrix(l.v);
+    matrix(l.o);
+    norm(l.q_norm);
+    norm(l.k_norm);
     if (l.index.dim != 0) {
-      add(p + "indexer.q_proj.weight", l.index_q, i);
-      add(p + "indexer.k_proj.weight", l.index_k, i);
-      norm("indexer.q_norm", l.index_q_norm);
-      norm("indexer.k_norm", l.index_k_norm);
+      add(l.index_q, i);
+      add(l.index_k, i);
+      norm(l.index_q_norm);
+      norm(l.index_k_norm);
     }
-    norm(r_.mlp_norm, l.mlp_norm);
-    if (!l.moe) return mlp("", l.mlp);
-    matrix("ffn_gate_inp", l.router);
-    if (l.select_bias) add(p + "exp_probs_b.bias", l.select_bias, i);
-    mlp("_exps", l.mlp);
-    if (l.shared) mlp("_shexp", l.shared);
-    if (l.shared_gate) add(p + "ffn_gate_inp_shexp.weight", l.shared_gate, i).shape = {g_.info.hidden};
+    norm(l.mlp_norm);
+    if (!l.moe) return mlp(l.mlp);
+    matrix(l.router);
+    if (l.select_bias) add(l.select_bias, i);
+    mlp(l.mlp);
+    if (l.shared) mlp(l.shared);
+    if (l.shared_gate) add(l.shared_gate, i).shape = {g_.info.hidden};
   }
 
   const ir::MirDir& m_;
   const ir::Graph& g_;
   const Rule& r_;
+  const model::GgufArch& names_;
   FilePlan plan_;
   Ends ends_;
   std::map<const ir::Block*, Layer> kinds_;

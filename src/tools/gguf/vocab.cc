@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <map>
 
+#include "model/gguf_arch.h"
+
 namespace mi::tools::gguf {
 namespace {
 
@@ -26,28 +28,6 @@ std::vector<Json> parts_of(const Json& p) {
     for (const Json& e : p["pretokenizers"]) parts.push_back(e);
   return parts;
 }
-
-struct Known {
-  const char* regex;  // of a Split, everything else plain
-  bool ignore_merges;
-  const char* name;
-};
-// The rule of GPT-4 with runs of one or of up to three digits, and that of GPT-4o.
-#define MI_CONTRACTIONS "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
-#define MI_GPT4(digits)                                    \
-  MI_CONTRACTIONS "|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|" digits \
-                  "| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+"
-constexpr Known kKnown[] = {
-    {MI_GPT4("\\p{N}"), false, "qwen2"},
-    {MI_GPT4("\\p{N}{1,3}"), false, "dbrx"},
-    {MI_GPT4("\\p{N}{1,3}"), true, "llama-bpe"},
-    {"[^\\r\\n\\p{L}\\p{N}]?[\\p{Lu}\\p{Lt}\\p{Lm}\\p{Lo}\\p{M}]*[\\p{Ll}\\p{Lm}\\p{Lo}\\p{M}]+" MI_CONTRACTIONS "?|"
-     "[^\\r\\n\\p{L}\\p{N}]?[\\p{Lu}\\p{Lt}\\p{Lm}\\p{Lo}\\p{M}]+[\\p{Ll}\\p{Lm}\\p{Lo}\\p{M}]*" MI_CONTRACTIONS "?|"
-     "\\p{N}{1,3}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n/]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+",
-     false, "gpt-4o"},
-};
-#undef MI_GPT4
-#undef MI_CONTRACTIONS
 
 // A merge is "a b" or [a, b]; a space inside a part is written as its byte-level stand-in.
 Result<std::string> merge_of(const Json& m, const std::string& what) {
@@ -160,27 +140,6 @@ void put_special(const Json& tokenizer, const Json& config, const ir::ModelInfo&
 
 }  // namespace
 
-std::string pre_tokenizer_name(const Json& pre_tokenizer, bool ignore_merges) {
-  const std::vector<Json> parts = parts_of(pre_tokenizer);
-  if (parts.empty() || text_of(parts.back(), "type") != "ByteLevel" || flag_of(parts.back(), "add_prefix_space"))
-    return "";
-  // use_regex is on where nothing is said: GPT-2's own rule.
-  const Json& last = parts.back();
-  const bool gpt2 = !last.contains("use_regex") || flag_of(last, "use_regex");
-  if (parts.size() == 1) return gpt2 && !ignore_merges ? "gpt-2" : "";
-  if (parts.size() != 2) return "";
-  const Json& p = parts[0];
-  if (gpt2)
-    return text_of(p, "type") == "Digits" && flag_of(p, "individual_digits") && !ignore_merges ? "starcoder" : "";
-  if (text_of(p, "type") != "Split" || text_of(p, "behavior") != "Isolated" || flag_of(p, "invert") ||
-      !p.contains("pattern"))
-    return "";
-  const std::string regex = text_of(p["pattern"], "Regex");
-  for (const Known& k : kKnown)
-    if (regex == k.regex && ignore_merges == k.ignore_merges) return k.name;
-  return "";
-}
-
 Status put_vocab(const Path& dir, const ir::ModelInfo& info, const VocabOptions& o, model::GgufKeys* keys,
                  std::vector<std::string>* notes) {
   std::error_code ec;
@@ -209,7 +168,7 @@ Status put_vocab(const Path& dir, const ir::ModelInfo& info, const VocabOptions&
     return bad_input("{}: model.vocab or model.merges is missing", what);
   const std::string pre = !o.pre_tokenizer.empty()
                               ? o.pre_tokenizer
-                              : pre_tokenizer_name(t["pre_tokenizer"], flag_of(bpe, "ignore_merges"));
+                              : model::pre_tokenizer_name(t["pre_tokenizer"], flag_of(bpe, "ignore_merges"));
   if (pre.empty())
     return bad_input(
         "{}: llama.cpp has no known name for this pre_tokenizer; give one with --pre-tokenizer (its "

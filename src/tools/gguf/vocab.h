@@ -26,7 +26,4 @@ struct VocabOptions {
 Status put_vocab(const Path& tokenizer_dir, const ir::ModelInfo& info, const VocabOptions& o, model::GgufKeys* keys,
                  std::vector<std::string>* notes);
 
-// llama.cpp's name of tokenizer.json's pre_tokenizer, "" if there is none. ignore_merges: of the BPE model.
-std::string pre_tokenizer_name(const Json& pre_tokenizer, bool ignore_merges);
-
 }  // namespace mi::tools::gguf
