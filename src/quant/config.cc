@@ -28,7 +28,7 @@ const std::vector<std::string> kKeys = {"weight_bits",
                                         "bound",
                                         "layers"};
 const std::vector<std::string> kLayerFormats = {"float", "int8", "int4", "int4_g32", "int4_g64", "int4_g128"};
-const std::vector<std::string> kRoundings = {"auto", "nearest", "gptq"};
+const std::vector<std::string> kRoundings = {"auto", "nearest", "gptq", "none"};
 const std::vector<std::string> kObservers = {"minmax", "percentile", "mse"};
 const std::vector<std::string> kActivationSchemes = {"per_token", "per_tensor", "auto"};
 

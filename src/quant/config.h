@@ -8,7 +8,8 @@
 //     weight_scheme: per_channel     # per_channel | per_tensor with 8 bits; per_group with 4 bits
 //     group_size: 128                # 32 | 64 | 128, with 4 bits only: consecutive inputs that share a scale
 //     rounding: auto                 # nearest | gptq (errors are spread over the columns left, from calibration) |
-//                                    # auto: gptq for int4, nearest for int8
+//                                    # auto: gptq for int4, nearest for int8 | none: smooths, and leaves the model in
+//                                    # float, to see that it says the same
 //     gptq: {damping: 0.01, tokens: 8192}   # of the mean diagonal; calibration tokens whose rows are kept per layer
 //     activation_scheme: per_token   # per_token (scale at run time) | per_tensor (one scale from calibration) | auto
 //                                    # (per_tensor, and per_token where bound asks for it)
@@ -45,7 +46,7 @@ enum class WeightScheme : uint8_t { kPerChannel, kPerTensor, kPerGroup };
 enum class ActivationScheme : uint8_t { kPerToken, kPerTensor, kAuto };  // kAuto: as a default only
 enum class LayerFormat : uint8_t { kFloat, kInt8, kInt4, kInt4G32, kInt4G64, kInt4G128 };
 const char* layer_format_name(LayerFormat f);  // "float", "int8", "int4", "int4_g32" ...
-enum class Rounding : uint8_t { kAuto, kNearest, kGptq };
+enum class Rounding : uint8_t { kAuto, kNearest, kGptq, kNone };
 enum class Observer : uint8_t { kMinMax, kPercentile, kMse };
 const char* name_of(Rounding r);
 const char* name_of(Observer o);

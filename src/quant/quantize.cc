@@ -149,8 +149,9 @@ class Walk {
     rounded_.index = mir_.index;
     ir::Graph& g = rounded_.graph;
     g = mir_.graph;
+    const bool rounds = o_.config.rounding != Rounding::kNone;
     if (choice.rounds_tied_head()) untie_head(g);
-    MI_TRY_VOID(ir::to_quantized(g, [&](int32_t layer, const ir::WeightDecl& d) { return choice.format(layer, d); }));
+    if (rounds) MI_TRY_VOID(ir::to_quantized(g, [&](int32_t layer, const ir::WeightDecl& d) { return choice.format(layer, d); }));
     if (o_.config.smooth) {
       for (const ir::Block& b : mir_.graph.blocks) smooth_sites(b, o_.config.smooth_down, &report_.notes);
       // Smoothed tensors that are not rounded become F32: the factors are not exact in bf16.

@@ -207,7 +207,7 @@ int32_t layer_of(const std::string& name) {
 }
 
 bool wants_spread(const ir::WeightDecl& d, const QuantConfig& c) {
-  if (!ir::is_quantized(d)) return false;
+  if (!ir::is_quantized(d) || c.rounding == Rounding::kNone) return false;
   if (c.rounding == Rounding::kAuto) return d.format == ir::WeightFormat::kW4A8;
   return c.rounding == Rounding::kGptq && !(d.format == ir::WeightFormat::kW8A8 && c.weights == WeightScheme::kPerTensor);
 }
