@@ -1,5 +1,6 @@
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 #include <optional>
 
@@ -8,6 +9,7 @@
 #include "cli/command.h"
 #include "hw/thread_pool.h"
 #include "quant/plan.h"
+#include "tools/quality.h"
 #include "tools/sensitivity_page.h"
 
 namespace mi::cli {
@@ -15,11 +17,12 @@ namespace mi::cli {
 namespace {
 
 struct Flags {
-  std::string model, config, output, calib, held_out, save_recipe, sensitivity;
+  std::string model, config, output, calib, held_out, traffic, eval, save_recipe, sensitivity;
   bool force = false, json = false, no_compare = false, search = false;
   int threads = 0;
   int64_t compare_tokens = 2048, sample = 512;
   std::optional<double> max_kl, max_drop, memory, bits;
+  double max_points = 1;
 };
 
 Status check(const Flags& f) {
@@ -56,6 +59,33 @@ Result<int> run_sensitivity(const Flags& f, quant::QuantizeOptions o, hw::Thread
   return 0;
 }
 
+// Accuracy of groups before and after; the report's exit code.
+Result<int> run_quality(const Flags& f, const quant::QuantizeOptions& o, Json* json) {
+  if (f.eval.empty()) return 0;
+  MI_TRY(const ir::MirDir mir, ir::MirDir::open(o.model));
+  MI_TRY(const quant::CalibrationSet set, quant::calibration_of(mir, o));
+  tools::QualityOptions q;
+  q.source = o.model;
+  q.result = o.output;
+  q.eval.data = f.eval;
+  q.scratch = Path(o.output).concat(".piece");
+  q.threads = f.threads;
+  q.max_points = f.max_points;
+  q.calibration = &set.sequences;
+  MI_TRY(const tools::QualityReport r, tools::measure_quality(q));
+  if (json)
+    (*json)["quality"] = tools::quality_json(r);
+  else
+    fmt::print("\n{}", tools::quality_text(r, f.max_points));
+  int code = 0;
+  for (const tools::GroupQuality& g : r.groups)
+    if (g.lost_points() > f.max_points + 1e-9) {
+      fmt::print(stderr, "{}: loses {:.2f} points, more than {:.2f}\n", g.group, g.lost_points(), f.max_points);
+      code = 1;
+    }
+  return code;
+}
+
 int judge(const Flags& f, const quant::QuantizeReport& r) {
   int code = 0;
   if (f.max_kl && !(r.predictions.mean_kl <= *f.max_kl)) {
@@ -78,6 +108,7 @@ Result<int> run_quantize(const Flags& f) {
   o.output = f.output;
   o.calibration = f.calib;
   o.held_out = f.held_out;
+  o.traffic = f.traffic;
   o.compare_tokens = f.compare_tokens;
   o.force = f.force;
   o.compare = !f.no_compare;
@@ -85,11 +116,11 @@ Result<int> run_quantize(const Flags& f) {
   if (!f.sensitivity.empty()) return run_sensitivity(f, o, pool);
   if (!f.search) {
     MI_TRY(const quant::QuantizeReport r, quant::quantize(o, pool));
-    if (f.json)
-      fmt::print("{}\n", dump_json(quant::report_json(r), 1));
-    else
-      fmt::print("{}written       {}\n", quant::report_text(r), f.output);
-    return judge(f, r);
+    Json j = quant::report_json(r);
+    if (!f.json) fmt::print("{}written       {}\n", quant::report_text(r), f.output);
+    MI_TRY(const int lost, run_quality(f, o, f.json ? &j : nullptr));
+    if (f.json) fmt::print("{}\n", dump_json(j, 1));
+    return std::max(judge(f, r), lost);
   }
   quant::PlanOptions p;
   p.sample_tokens = f.sample;
@@ -102,19 +133,19 @@ Result<int> run_quantize(const Flags& f) {
     MI_TRY_VOID(out.writer().write(quant::recipe_text(s.plan.config, {"found by metainfer quantize --search"})));
     MI_TRY_VOID(out.commit());
   }
-  if (f.json) {
-    Json j = quant::report_json(s.report);
-    j["sensitivity"] = quant::sensitivity_json(s.plan.sensitivity);
-    j["front"] = quant::front_json(s.plan.front, s.plan.sensitivity);
-    j["picked"] = quant::front_json({*s.plan.picked}, s.plan.sensitivity)[0];
-    j["tries"] = s.tries;
-    fmt::print("{}\n", dump_json(j, 1));
-  } else {
+  Json j = quant::report_json(s.report);
+  j["sensitivity"] = quant::sensitivity_json(s.plan.sensitivity);
+  j["front"] = quant::front_json(s.plan.front, s.plan.sensitivity);
+  j["picked"] = quant::front_json({*s.plan.picked}, s.plan.sensitivity)[0];
+  j["tries"] = s.tries;
+  if (!f.json) {
     fmt::print("choices of formats that no other beats\n{}\n", quant::front_text(s.plan.front, &*s.plan.picked));
     for (const std::string& line : s.plan.reasons) fmt::print("{}\n", line);
     fmt::print("\n{}tries         {}\nwritten       {}\n", quant::report_text(s.report), s.tries, f.output);
   }
-  return judge(f, s.report);
+  MI_TRY(const int lost, run_quality(f, o, f.json ? &j : nullptr));
+  if (f.json) fmt::print("{}\n", dump_json(j, 1));
+  return std::max(judge(f, s.report), lost);
 }
 
 }  // namespace
@@ -127,6 +158,7 @@ Command add_quantize(CLI::App& parent) {
   app->add_option("--config", f->config, "recipe (YAML); see the example below")->required();
   app->add_option("--output", f->output, "new MIR directory (not needed with --sensitivity)");
   app->add_option("--calib", f->calib, "calibration text or .jsonl (default: the recipe's, else a built-in text)");
+  app->add_option("--traffic", f->traffic, "text or .jsonl of real prompts: warns where the calibration set differs from it");
   app->add_option("--held-out", f->held_out, "text or .jsonl for the comparison (default: a part of the calibration text)");
   app->add_option("--compare-tokens", f->compare_tokens, "tokens of the comparison, 0: all of the text")
       ->check(CLI::NonNegativeNumber)
@@ -141,6 +173,10 @@ Command add_quantize(CLI::App& parent) {
   app->add_option("--sample-tokens", f->sample, "tokens on which a search and --sensitivity measure")->check(CLI::Range(16, 1 << 20))->capture_default_str();
   app->add_option("--save-recipe", f->save_recipe, "write the recipe that a search found (it is recipe.yaml in the output too)");
   app->add_option("--sensitivity", f->sensitivity, "write a report of what rounding each part costs (.html, .json or .txt) and stop");
+  app->add_option("--eval", f->eval, "eval.jsonl (see metainfer eval): accuracy per group and greedy answers before and after");
+  app->add_option("--max-points", f->max_points, "with --eval: exit with 1 when a group loses more points; which layers did it is looked into")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
   app->add_option("--threads", f->threads, "worker threads (default: what the CPU mask and quota allow)")
       ->check(CLI::Range(1, 1024));
   app->add_flag("--force", f->force, "replace an existing output");

@@ -173,10 +173,28 @@ struct MirWriter::Impl {
   size_t shard = 0;      // the shard being written; shard_end.size(): all done
   uint64_t written = 0;  // bytes of it
   std::optional<SafetensorsWriter> file;
+  Path kept;
+  size_t kept_shards = 0;
+
+  static std::string name(size_t shard) { return fmt::format("{:05}.safetensors", shard + 1); }
+  size_t begin_of(size_t s) const { return s == 0 ? 0 : shard_end[s - 1]; }
+
+  // Links the next shard from `kept`, where it is whole and holds what it should.
+  bool take_kept() {
+    auto found = Safetensors::open(kept / name(shard));
+    if (!found.ok() || found->entries().size() != shard_end[shard] - begin_of(shard)) return false;
+    for (size_t i = begin_of(shard); i < shard_end[shard]; ++i) {
+      const auto* e = found->find(order[i].name);
+      if (!e || e->dtype != order[i].dtype || e->shape != order[i].shape) return false;
+    }
+    std::error_code ec;
+    fs::create_hard_link(kept / name(shard), out / "weights" / name(shard), ec);
+    return !ec;
+  }
 
   Status open_shard() {
-    const size_t begin = shard == 0 ? 0 : shard_end[shard - 1];
-    const Path p = out / "weights" / fmt::format("{:05}.safetensors", shard + 1);
+    const size_t begin = begin_of(shard);
+    const Path p = out / "weights" / name(shard);
     MI_TRY(SafetensorsWriter w, SafetensorsWriter::create(p, {order.begin() + ptrdiff_t(begin),
                                                               order.begin() + ptrdiff_t(shard_end[shard])}));
     file.emplace(std::move(w));
@@ -189,9 +207,10 @@ MirWriter::MirWriter(std::unique_ptr<Impl> i) : impl_(std::move(i)) {}
 MirWriter::MirWriter(MirWriter&&) noexcept = default;
 MirWriter::~MirWriter() = default;
 
-Result<MirWriter> MirWriter::create(const Path& out, const Graph& g, size_t shard_bytes) {
+Result<MirWriter> MirWriter::create(const Path& out, const Graph& g, size_t shard_bytes, const Path& kept) {
   auto impl = std::make_unique<Impl>();
   impl->out = out;
+  impl->kept = kept;
   impl->order = declared_tensors(g);
   uint64_t bytes = 0;
   for (size_t i = 0; i < impl->order.size(); ++i) {
@@ -213,11 +232,24 @@ Result<MirWriter> MirWriter::create(const Path& out, const Graph& g, size_t shar
   std::error_code ec;
   fs::create_directories(out / "weights", ec);
   if (ec) return fail(ErrorCode::kEnvironment, "{}: cannot be created: {}", (out / "weights").string(), ec.message());
-  if (!impl->shard_end.empty()) MI_TRY_VOID(impl->open_shard());
+  if (!kept.empty())
+    while (impl->shard < impl->shard_end.size() && impl->take_kept()) ++impl->shard;
+  impl->kept_shards = impl->shard;
+  if (impl->shard < impl->shard_end.size()) MI_TRY_VOID(impl->open_shard());
   return MirWriter(std::move(impl));
 }
 
 const std::vector<SafetensorsWriter::Decl>& MirWriter::order() const { return impl_->order; }
+size_t MirWriter::first() const { return impl_->begin_of(impl_->kept_shards); }
+
+Result<Tensor> MirWriter::kept_tensor(size_t place) const {
+  size_t shard = 0;
+  while (place >= impl_->shard_end[shard]) ++shard;
+  MI_CHECK(shard < impl_->kept_shards, "tensor {} was not kept", place);
+  MI_TRY(const Safetensors file, Safetensors::open(impl_->out / "weights" / Impl::name(shard)));
+  MI_TRY(const TensorView v, file.tensor(impl_->order[place].name));
+  return Tensor{v.dtype, v.shape, {v.data, v.data + v.bytes}};
+}
 
 Status MirWriter::write(std::span<const std::byte> bytes) {
   Impl& m = *impl_;
@@ -230,6 +262,11 @@ Status MirWriter::write(std::span<const std::byte> bytes) {
     if (m.written < m.shard_bytes[m.shard]) continue;
     MI_TRY_VOID(m.file->finish());
     m.file.reset();
+    if (!m.kept.empty()) {
+      std::error_code ec;  // a file system without links keeps nothing: then a later run starts anew
+      fs::remove(m.kept / Impl::name(m.shard), ec);
+      fs::create_hard_link(m.out / "weights" / Impl::name(m.shard), m.kept / Impl::name(m.shard), ec);
+    }
     if (++m.shard < m.shard_end.size()) MI_TRY_VOID(m.open_shard());
   }
   return {};

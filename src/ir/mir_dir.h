@@ -50,11 +50,17 @@ std::vector<SafetensorsWriter::Decl> declared_tensors(const Graph& g);
 class MirWriter {
  public:
   // out: inside an OutputDir. Precondition: the layers of g are complete (verify). Shards are cut at tensor borders
-  // near shard_bytes.
-  static Result<MirWriter> create(const Path& out, const Graph& g, size_t shard_bytes = size_t(4) << 30);
+  // near shard_bytes. kept: a folder that survives this process, or none: finished shards are linked into it, and those
+  // that are there from an earlier run, in order and without a gap, are taken as written. Whether they belong to the
+  // same output is the caller's to know.
+  static Result<MirWriter> create(const Path& out, const Graph& g, size_t shard_bytes = size_t(4) << 30,
+                                  const Path& kept = {});
   ~MirWriter();
   MirWriter(MirWriter&&) noexcept;
   const std::vector<SafetensorsWriter::Decl>& order() const;
+  size_t first() const;  // place in order() of the first tensor to be written
+  // A tensor before first(), to be read.
+  Result<Tensor> kept_tensor(size_t place) const;
   Status write(
       std::span<const std::byte> bytes);  // parts of order()[i], in order; a part may cross into the next tensor
   Status finish(const Graph& g, const Json& provenance);  // verifies g, writes model.mir and provenance.json

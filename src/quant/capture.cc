@@ -35,6 +35,26 @@ std::vector<int64_t> LayerCapture::rows_of(const Fed& f, int64_t expert) const {
   return rows;
 }
 
+ExpertRows expert_rows(const LayerCapture& c, const std::string& value, int64_t expert, int64_t min_tokens) {
+  const Fed& own = c.values.at(value);
+  ExpertRows r{&own, c.rows_of(own, expert)};
+  if (expert < 0 || !c.forced || c.expert_tokens[size_t(expert)] >= min_tokens) return r;
+  const Fed& forced = c.forced->values.at(value);
+  return {&forced, c.forced->rows_of(forced, expert)};
+}
+
+ir::MirDir with_all_experts(ir::MirDir piece) {
+  ir::Block& b = piece.graph.blocks.at(0);
+  for (ir::Node& n : b.nodes) {
+    if (n.op != Op::kRoute) continue;
+    RouteParams& p = std::get<RouteParams>(n.params);
+    p.k = p.experts;
+    p.groups = p.groups_keep = 1;
+    b.values[size_t(n.out[0])].type.cols = p.k;
+  }
+  return piece;
+}
+
 LayerCapture capture_layer(PieceEngine& engine, const ir::Block& block, int32_t layer, const Sequences& s,
                            std::span<const float> in, std::span<float> out, int64_t keep_tokens) {
   LayerCapture c;

@@ -3,6 +3,7 @@
 // want to know about the layer, from one run of its float form.
 
 #include <map>
+#include <memory>
 #include <span>
 #include <string>
 #include <vector>
@@ -37,9 +38,24 @@ struct LayerCapture {
   std::vector<int32_t> chosen;         // [kept, k]
   std::vector<int64_t> expert_tokens;  // over all tokens
 
+  // What experts see of tokens that were not routed to them; may be null. See expert_rows().
+  std::shared_ptr<const LayerCapture> forced;
+
   // Places in Fed::rows that expert e was fed (e < 0: all).
   std::vector<int64_t> rows_of(const Fed& f, int64_t expert) const;
 };
+
+// What expert e was fed by way of a value: its own rows, or of an expert with fewer than min_tokens what it was forced
+// to see. e < 0: all rows.
+struct ExpertRows {
+  const Fed* fed = nullptr;
+  std::vector<int64_t> rows;
+};
+ExpertRows expert_rows(const LayerCapture& c, const std::string& value, int64_t expert, int64_t min_tokens);
+
+// The one-layer model with its router sending every token to every expert: for what experts see of tokens that they
+// would not get. What such a layer puts out means nothing.
+ir::MirDir with_all_experts(ir::MirDir piece);
 
 // Runs the plain float form (opt level 0) of a layer over `in` [tokens, hidden]; out: the layer's results, may be `in`.
 LayerCapture capture_layer(PieceEngine& engine, const ir::Block& block, int32_t layer, const Sequences& s,

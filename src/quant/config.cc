@@ -16,6 +16,7 @@ const std::vector<std::string> kKeys = {"weight_bits",
                                         "group_size",
                                         "rounding",
                                         "gptq",
+                                        "coverage",
                                         "activation_scheme",
                                         "activations",
                                         "observer",
@@ -180,6 +181,13 @@ Result<QuantConfig> parse(const YAML::Node& root, const std::string& what) {
     MI_TRY_VOID(require(c.gptq_tokens >= 1 && c.gptq_tokens <= 1'000'000, what, "gptq.tokens", "between 1 and 1000000"));
   }
 
+  if (const YAML::Node s = q["coverage"]; s && !s.IsNull()) {
+    if (!s.IsMap()) return bad_input("{}: coverage: expected {{min_tokens: 8, force: false}}", what);
+    MI_TRY_VOID(refuse_unknown(s, {"min_tokens", "force"}, what + ": coverage"));
+    MI_TRY(c.min_expert_tokens, get<int64_t>(s, "min_tokens", c.min_expert_tokens, what, "an integer"));
+    MI_TRY_VOID(require(c.min_expert_tokens >= 0, what, "coverage.min_tokens", "0 or more"));
+    MI_TRY(c.force_experts, get<bool>(s, "force", c.force_experts, what, "true or false"));
+  }
   MI_TRY(c.calibration_data, get<std::string>(q, "calibration_data", "", what, "a file name"));
   MI_TRY(c.calibration_samples, get<int64_t>(q, "calibration_samples", c.calibration_samples, what, "an integer"));
   MI_TRY(c.calibration_length, get<int64_t>(q, "calibration_length", c.calibration_length, what, "an integer"));

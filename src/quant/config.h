@@ -11,6 +11,9 @@
 //                                    # auto: gptq for int4, nearest for int8 | none: smooths, and leaves the model in
 //                                    # float, to see that it says the same
 //     gptq: {damping: 0.01, tokens: 8192}   # of the mean diagonal; calibration tokens whose rows are kept per layer
+//     coverage: {min_tokens: 8, force: false}  # experts that calibration reaches less often are named; force: they
+//                                    # are shown 256 tokens that were not routed to them. Else what they need falls back
+//                                    # to nothing learnt: no smoothing, rounding to nearest
 //     activation_scheme: per_token   # per_token (scale at run time) | per_tensor (one scale from calibration) | auto
 //                                    # (per_tensor, and per_token where bound asks for it)
 //     activations: {"re:.*down": per_token}  # the same for the inputs of single matrices; the last word. Matrices that
@@ -63,6 +66,8 @@ struct QuantConfig {
   Rounding rounding = Rounding::kAuto;
   double gptq_damping = 0.01;
   int64_t gptq_tokens = 8192;
+  int64_t min_expert_tokens = 8;
+  bool force_experts = false;
   Observer observer = Observer::kMinMax;
   double percentile = 99.9;
   std::vector<std::pair<std::string, ActivationScheme>> activation_layers;  // in the file's order

@@ -8,7 +8,6 @@
 namespace mi::quant {
 namespace {
 
-constexpr int64_t kStepTokens = 1024;      // rows of a step: enough for the matrix products to be near their best
 constexpr int64_t kStepSequences = 64;     // each may leave a page half empty
 constexpr int64_t kLogits = int64_t(1) << 24;  // numbers of one step's logits: 64 MB
 
@@ -26,15 +25,16 @@ int64_t longest_of(const Sequences& s) {
   return int64_t(n);
 }
 
-Result<PieceEngine> PieceEngine::build(const ir::MirDir& piece, const Path& beside, int opt_level,
-                                       const std::string& precision, int64_t longest, hw::ThreadPool& pool) {
+Result<PieceEngine> PieceEngine::build(const ir::MirDir& piece, const Path& beside, int opt_level, int64_t longest,
+                                       hw::ThreadPool& pool, int64_t step_tokens) {
   PieceEngine p;
-  MI_TRY(TemporaryEngine files, build_temporary_engine(piece, beside, opt_level, precision));
+  MI_TRY(TemporaryEngine files, build_temporary_engine(piece, beside, opt_level, ""));
   p.files_ = std::make_unique<TemporaryEngine>(std::move(files));
   exec::LoadOptions l;
-  l.max_tokens_per_step = std::clamp<int64_t>(kLogits / piece.graph.info.vocab, 1, kStepTokens);
-  l.kv_pages = std::max(pages_of(longest), pages_of(kStepTokens) + kStepSequences);
+  l.max_tokens_per_step = std::clamp<int64_t>(kLogits / piece.graph.info.vocab, 1, step_tokens);
+  l.kv_pages = std::max(pages_of(longest), pages_of(step_tokens) + kStepSequences);
   l.kv_type = "f32";
+  l.weights = "map";  // each weight is read a few times only: a copy would cost more
   l.verify_checksums = false;
   MI_TRY(p.engine_, exec::Engine::load(p.files_->path(), l, pool));
   p.zeros_.resize(size_t(l.max_tokens_per_step));

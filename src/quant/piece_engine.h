@@ -27,9 +27,10 @@ struct Watch {
 
 class PieceEngine {
  public:
-  // longest: of the sequences that will be run. beside, opt_level, precision: see build_temporary_engine.
-  static Result<PieceEngine> build(const ir::MirDir& piece, const Path& beside, int opt_level,
-                                   const std::string& precision, int64_t longest, hw::ThreadPool& pool);
+  // longest: of the sequences that will be run. step_tokens: rows that go through together. beside, opt_level: see
+  // build_temporary_engine. Float matrices stay as the model has them: kernels widen them exactly.
+  static Result<PieceEngine> build(const ir::MirDir& piece, const Path& beside, int opt_level, int64_t longest,
+                                   hw::ThreadPool& pool, int64_t step_tokens = 1024);
 
   // A layer: in and out are [tokens, hidden], the rows of all sequences one after the other; out may be in, or empty.
   // Each sequence stands alone.

@@ -5,17 +5,24 @@
 #include <optional>
 
 #include "base/util.h"
+#include "base/version.h"
 #include "ir/edit.h"
+#include "ir/text.h"
 #include "ir/verify.h"
 #include "quant/calibration_data.h"
+#include "quant/kept.h"
+#include "quant/mix.h"
 #include "quant/plan.h"
 #include "quant/rewrite.h"
 #include "quant/scales.h"
+#include "text/model_text.h"
 
 namespace mi::quant {
 namespace {
 
-constexpr int64_t kFewTokens = 8;  // an expert seen by fewer calibration tokens is named
+constexpr int64_t kKeepFrom = int64_t(1) << 30;   // bytes of weights from which an interrupted run is gone on with
+constexpr size_t kShardBytes = size_t(256) << 20;  // how much of it is lost at most, and a layer
+constexpr int64_t kForcedTokens = 256;  // shown to experts that calibration does not reach, where the recipe wants it
 
 int64_t weights_bytes(const ir::Graph& g) {
   int64_t bytes = 0;
@@ -67,6 +74,7 @@ Json provenance_of(const QuantizeOptions& o, const ir::MirDir& mir, const Calibr
                                                                  : "per_tensor"},
       {"rounding", name_of(c.rounding)},
       {"gptq", {{"damping", c.gptq_damping}, {"tokens", c.gptq_tokens}}},
+      {"coverage", {{"min_tokens", c.min_expert_tokens}, {"force", c.force_experts}}},
       {"activation_scheme", name_of(c.activations)},
       {"activations", std::move(activations)},
       {"observer", name_of(c.observer)},
@@ -83,16 +91,17 @@ Json provenance_of(const QuantizeOptions& o, const ir::MirDir& mir, const Calibr
   return p;
 }
 
-void note_rare_experts(const LayerCapture& seen, QuantizeReport* report) {
+int64_t note_rare_experts(const LayerCapture& seen, int64_t min_tokens, QuantizeReport* report) {
   int64_t few = 0, first = -1;
   for (size_t e = 0; e < seen.expert_tokens.size(); ++e)
-    if (seen.expert_tokens[e] < kFewTokens) {
+    if (seen.expert_tokens[e] < min_tokens) {
       ++few;
       if (first < 0) first = int64_t(e);
     }
   if (few > 0)
     report->notes.push_back(fmt::format("layer {}: {} of {} experts saw fewer than {} calibration tokens (first: expert {})",
-                                        seen.layer, few, seen.expert_tokens.size(), kFewTokens, first));
+                                        seen.layer, few, seen.expert_tokens.size(), min_tokens, first));
+  return few;
 }
 
 // Residual streams before the layer that comes next.
@@ -118,13 +127,16 @@ class Walk {
     capture_ = o_.config.smooth || scales_.any() || spread_;
     if (capture_ || o_.compare) MI_TRY_VOID(load_text());
 
-    MI_TRY(ir::MirWriter writer, ir::MirWriter::create(out.path(), rounded_.graph));
+    if (report_.bytes_before >= kKeepFrom) kept_ = KeptFiles::open(o_.output, key());
+    MI_TRY(ir::MirWriter writer, ir::MirWriter::create(out.path(), rounded_.graph, kShardBytes, kept_.path()));
     Progress progress("quantize", uint64_t(report_.bytes_before), true);
     place_ = 0;
+    if (writer.first() > 0)
+      report_.notes.push_back(fmt::format("went on from an earlier run: {} of {} tensors were there", writer.first(), writer.order().size()));
     MI_TRY_VOID(write(writer, -1, round_layer(mir_, rounded_.graph.prologue, -1, {}, o_.config, pool_), &progress));
     if (!set_.sequences.empty()) MI_TRY_VOID(embed());
     for (int32_t layer = 0; layer < mir_.graph.info.layers; ++layer) {
-      MI_TRY(RoundedLayer rounded, one_layer(layer, choice));
+      MI_TRY(RoundedLayer rounded, one_layer(layer, choice, writer));
       MI_TRY_VOID(write(writer, layer, rounded, &progress));
     }
     LayerPlan plan;
@@ -138,6 +150,7 @@ class Walk {
     MI_TRY_VOID(write_file(out.path() / "recipe.yaml", recipe_text(o_.config, {"what made this model; with the same source it gives the same bytes"})));
     MI_TRY_VOID(writer.finish(rounded_.graph, provenance_of(o_, mir_, set_, report_)));
     MI_TRY_VOID(out.commit());
+    kept_.remove();
     return std::move(report_);
   }
 
@@ -188,22 +201,41 @@ class Walk {
         tokens += int64_t(text.sequences[i].size());
       }
     }
+    MI_TRY_VOID(look_at_mix());
     if (!capture_) split_.calibration.clear();
     report_.held_out = split_.held_out;
     report_.calibration_sequences = int64_t(split_.calibration.size());
     report_.calibration_tokens = token_count(split_.calibration);
     longest_ = std::max(longest_of(split_.calibration), longest_of(split_.compared));
-    precision_ = first_quantized(mir_.graph) ? "" : "fp32";
     return {};
   }
 
-  Result<PieceEngine> piece(const ir::MirDir& whole, int32_t layer, int opt_level, const std::string& precision) {
-    return PieceEngine::build(ir::piece_of(whole, layer), Path(o_.output).concat(".piece"), opt_level, precision, longest_,
+  Status look_at_mix() {
+    MI_TRY(const text::ModelText text, text::load_model_text(o_.model / "tokenizer"));
+    if (!text.tokenizer) return {};
+    const Mix mix = mix_of(set_.sequences, *text.tokenizer);
+    report_.calibration_mix = mix_text(mix);
+    if (o_.traffic.empty()) {
+      report_.warnings = judge_mix(mix, nullptr);
+      return {};
+    }
+    QuantizeOptions other = o_;
+    other.calibration = o_.traffic;
+    other.config.calibration_samples = INT64_MAX;
+    MI_TRY(const CalibrationSet traffic, calibration_of(mir_, other));
+    const Mix real = mix_of(traffic.sequences, *text.tokenizer);
+    report_.traffic_mix = mix_text(real);
+    report_.warnings = judge_mix(mix, &real);
+    return {};
+  }
+
+  Result<PieceEngine> piece(const ir::MirDir& whole, int32_t layer, int opt_level) {
+    return PieceEngine::build(ir::piece_of(whole, layer), Path(o_.output).concat(".piece"), opt_level, longest_,
                               pool_);
   }
 
   Status embed() {
-    MI_TRY(PieceEngine ends, piece(mir_, -1, 0, precision_));
+    MI_TRY(PieceEngine ends, piece(mir_, -1, 0));
     const size_t hidden = size_t(mir_.graph.info.hidden);
     rows_.calibration.resize(size_t(token_count(split_.calibration)) * hidden);
     rows_.compared.resize(size_t(token_count(split_.compared)) * hidden);
@@ -213,36 +245,52 @@ class Walk {
     return {};
   }
 
-  Result<RoundedLayer> one_layer(int32_t layer, const Choice& choice) {
+  Result<RoundedLayer> one_layer(int32_t layer, const Choice& choice, const ir::MirWriter& writer) {
+    const bool there = layer_ends(layer, writer.order()) <= writer.first();
+    if (there && set_.sequences.empty()) return RoundedLayer{};
     LayerPlan plan;
     LayerCapture seen;
     if (!set_.sequences.empty()) {
-      MI_TRY(PieceEngine engine, piece(mir_, layer, capture_ ? 0 : 2, precision_));
-      if (capture_) {
+      MI_TRY(PieceEngine engine, piece(mir_, layer, capture_ ? 0 : 2));
+      if (capture_ && there && !spread_) {
+        engine.run_layer(split_.calibration, rows_.calibration, rows_.calibration);
+      } else if (capture_ && !there) {
         const ir::Block& b = mir_.graph.block_of(layer);
+        std::vector<float> before;
+        if (o_.config.force_experts)
+          before.assign(rows_.calibration.begin(), rows_.calibration.begin() + ptrdiff_t(std::min(rows_.calibration.size(), size_t(kForcedTokens * mir_.graph.info.hidden))));
         // Errors are spread best over what the layer will really be fed: the results of rounded layers before it.
         const std::span<float> through = spread_ ? std::span<float>() : std::span<float>(rows_.calibration);
         seen = capture_layer(engine, b, layer, split_.calibration, rows_.calibration, through, o_.config.gptq_tokens);
         plan.seen = &seen;
-        note_rare_experts(seen, &report_);
+        if (const int64_t rare = note_rare_experts(seen, o_.config.min_expert_tokens, &report_);
+            rare > 0 && o_.config.force_experts) {
+          MI_TRY(seen.forced, show_all_experts(layer, before));
+          report_.forced_experts += rare;
+        }
       }
       if (o_.compare) engine.run_layer(split_.compared, rows_.compared, rows_.compared);
     }
-    if (o_.config.smooth) {
+    if (o_.config.smooth && !there) {
       plan.smoothing = plan_smoothing(mir_, mir_.graph.block_of(layer), choice, seen, o_.config, pool_, &report_.notes);
       report_.smoothed_sites += plan.smoothing.sites;
       if (!plan.smoothing.alpha.empty()) report_.alphas[layer] = plan.smoothing.alpha;
     }
-    if (scales_.any()) plan.constants = scales_.measure(seen, plan.smoothing, o_.config);
+    if (scales_.any() && !there) plan.constants = scales_.measure(seen, plan.smoothing, o_.config);
     report_.static_scales += int64_t(plan.constants.size());
-    RoundedLayer rounded = round_layer(mir_, rounded_.graph.block_of(layer), layer, plan, o_.config, pool_);
+    RoundedLayer rounded;
+    if (there) {
+      MI_TRY_VOID(read_back(layer, writer, &rounded));
+    } else {
+      rounded = round_layer(mir_, rounded_.graph.block_of(layer), layer, plan, o_.config, pool_);
+    }
     report_.spread_matrices += rounded.spread;
     if (rounded.alone > 0)
       report_.notes.push_back(fmt::format("layer {}: {} experts' matrices that calibration never reached are rounded to nearest",
                                           layer, rounded.alone));
     if (o_.compare || spread_) {
       rounded_.made = rounded.made;
-      MI_TRY(PieceEngine engine, piece(rounded_, layer, 2, ""));
+      MI_TRY(PieceEngine engine, piece(rounded_, layer, 2));
       rounded_.made.clear();
       if (spread_) engine.run_layer(split_.calibration, rows_.calibration, rows_.calibration);
       if (!o_.compare) return rounded;
@@ -253,12 +301,57 @@ class Walk {
     return rounded;
   }
 
+  // The first calibration tokens through every expert of the layer.
+  Result<std::shared_ptr<const LayerCapture>> show_all_experts(int32_t layer, const std::vector<float>& rows) {
+    Sequences first;
+    for (int64_t left = int64_t(rows.size()) / mir_.graph.info.hidden; left > 0; left -= int64_t(first.back().size())) {
+      const std::vector<int32_t>& ids = split_.calibration[first.size()];
+      first.emplace_back(ids.begin(), ids.begin() + ptrdiff_t(std::min(left, int64_t(ids.size()))));
+    }
+    constexpr int64_t kStep = 32;  // a row per expert and token: few tokens at a time
+    MI_TRY(PieceEngine engine, PieceEngine::build(with_all_experts(ir::piece_of(mir_, layer)), Path(o_.output).concat(".piece"), 0,
+                                                  longest_, pool_, kStep));
+    return std::make_shared<const LayerCapture>(
+        capture_layer(engine, mir_.graph.block_of(layer), layer, first, rows, {}, kForcedTokens));
+  }
+
   Status compare_heads(const RoundedLayer& epilogue) {
-    MI_TRY(PieceEngine head, piece(mir_, -1, 2, precision_));
+    MI_TRY(PieceEngine head, piece(mir_, -1, 2));
     rounded_.made = epilogue.made;
-    MI_TRY(PieceEngine rounded_head, piece(rounded_, -1, 2, ""));
+    MI_TRY(PieceEngine rounded_head, piece(rounded_, -1, 2));
     rounded_.made.clear();
     report_.predictions = compare_predictions(split_.compared, head, rows_.compared, rounded_head, rows_.rounded);
+    return {};
+  }
+
+  // Equal for runs that write the same bytes: the source (its graph, provenance, and the files as they are), the recipe,
+  // the calibration text.
+  std::string key() const {
+    std::string k = fmt::format("{}\n{}\n{}\n{}\n{}\n", version(), ir::print(mir_.graph), dump_json(mir_.provenance),
+                                recipe_text(o_.config, {}), set_.hash);
+    for (const auto& f : mir_.files) {
+      std::error_code ec;
+      const auto time = std::filesystem::last_write_time(f->file().path(), ec).time_since_epoch().count();
+      k += fmt::format("{} {} {}\n", f->file().path().string(), f->file().bytes().size(), time);
+    }
+    return k + fmt::format("{}\n", split_.calibration.size());
+  }
+
+  // Where the layer's tensors end in the order of writing.
+  static size_t layer_ends(int32_t layer, const std::vector<SafetensorsWriter::Decl>& order) {
+    size_t end = 0;
+    for (size_t i = 0; i < order.size(); ++i)
+      if (layer_of(order[i].name) == layer) end = i + 1;
+    return end;
+  }
+
+  // What an earlier run made of a layer.
+  Status read_back(int32_t layer, const ir::MirWriter& writer, RoundedLayer* rounded) const {
+    for (size_t i = 0; i < writer.first(); ++i) {
+      if (layer_of(writer.order()[i].name) != layer) continue;
+      MI_TRY(Tensor t, writer.kept_tensor(i));
+      rounded->made[writer.order()[i].name] = std::make_shared<const Tensor>(std::move(t));
+    }
     return {};
   }
 
@@ -267,6 +360,10 @@ class Walk {
     const auto& order = writer.order();
     for (; place_ < order.size() && layer_of(order[place_].name) == layer; ++place_) {
       const std::string& name = order[place_].name;
+      if (place_ < writer.first()) {
+        if (mir_.has(name)) progress->advance(mir_.weight(name).bytes, "already there");
+        continue;
+      }
       const auto made = rounded.made.find(name);
       const TensorView v = made != rounded.made.end() ? made->second->view() : mir_.weight(name);
       MI_TRY_VOID(writer.write({v.data, v.bytes}));
@@ -284,9 +381,9 @@ class Walk {
   CalibrationSet set_;
   Split split_;
   Rows rows_;
-  std::string precision_;
   int64_t longest_ = 0;
   bool capture_ = false, spread_ = false;
+  KeptFiles kept_;
   size_t place_ = 0;  // in the writer's order
 };
 
@@ -310,7 +407,16 @@ std::string report_text(const QuantizeReport& r) {
   s += r.calibration_source.empty() ? std::string("calibration   not needed by this recipe\n")
                                     : fmt::format("calibration   {}: {} sequences, {} tokens\n", r.calibration_source,
                                                   r.calibration_sequences, r.calibration_tokens);
-  for (const Choice::Count& c : r.chosen)
+  if (!r.calibration_mix.empty()) s += fmt::format("made of       {}\n", r.calibration_mix);
+  if (!r.traffic_mix.empty()) s += fmt::format("traffic       {}\n", r.traffic_mix);
+  for (const std::string& w : r.warnings) s += fmt::format("warning       {}\n", w);
+  // A search names every part; then the counts say it shorter.
+  constexpr size_t kManyPatterns = 12;
+  std::map<std::string, int64_t> by_format;
+  for (const Choice::Count& c : r.chosen) by_format[layer_format_name(c.format)] += c.matches;
+  if (r.chosen.size() > kManyPatterns)
+    for (const auto& [format, matches] : by_format) s += fmt::format("recipe        {}: {} matrices\n", format, matches);
+  else for (const Choice::Count& c : r.chosen)
     s += c.format == LayerFormat::kFloat
              ? fmt::format("kept in float '{}' matches {} matrices\n", c.pattern, c.matches)
              : fmt::format("{}          '{}' matches {} matrices\n", layer_format_name(c.format), c.pattern, c.matches);
@@ -344,6 +450,10 @@ Json report_json(const QuantizeReport& r) {
                       {"xxh3", r.calibration_hash},
                       {"sequences", r.calibration_sequences},
                       {"tokens", r.calibration_tokens}};
+  j["calibration"]["mix"] = r.calibration_mix;
+  j["calibration"]["traffic_mix"] = r.traffic_mix;
+  j["calibration"]["forced_experts"] = r.forced_experts;
+  j["warnings"] = r.warnings;
   j["weight_bits"] = r.weight_bits;
   if (r.weight_bits == 4) j["group_size"] = r.group_size;
   j["quantized_matrices"] = r.quantized_matrices;

@@ -23,6 +23,7 @@ struct QuantizeOptions {
   Path calibration;  // overrides config.calibration_data; empty: as configured
   bool force = false;
   bool compare = true;  // run float and rounded models side by side for the deviation table
+  Path traffic;         // a sample of real prompts that the calibration set is compared with; may be empty
   Path held_out;        // ... on this text, cut like calibration text; empty: on a part of the calibration text
   int64_t compare_tokens = 2048;  // of either; 0: all of it
 };
@@ -35,6 +36,9 @@ struct QuantizeReport {
   int64_t smoothed_sites = 0, static_scales = 0;
   int64_t spread_matrices = 0;                         // rounded with error compensation, experts counted one by one
   std::map<int32_t, std::map<std::string, double>> alphas;  // searched ones, by layer and value
+  std::string calibration_mix, traffic_mix;            // what they are made of, in words
+  std::vector<std::string> warnings;                   // of a calibration set that is one-sided
+  int64_t forced_experts = 0;                          // that were fed calibration tokens beside those routed to them
   std::vector<std::string> notes;                      // skipped smoothing sites, experts with few tokens
   std::vector<Choice::Count> chosen;                   // what each pattern of the recipe matched
   std::vector<LayerDeviation> layers;                  // empty without compare

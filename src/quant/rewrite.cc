@@ -110,11 +110,12 @@ double damping_for(double configured, int64_t rows, int64_t k) {
 }
 
 // Matrices that read one value: what it was fed is looked at once for all of them.
-void round_spread(std::vector<Job*> jobs, const LayerCapture& seen, const Fed& fed, const QuantConfig& config,
+void round_spread(std::vector<Job*> jobs, const LayerCapture& seen, const std::string& value, const QuantConfig& config,
                   hw::ThreadPool& pool, RoundedLayer* out) {
   const Job& first = *jobs[0];
   const auto make = [&](int64_t expert, hw::ThreadPool* p) {
-    const std::vector<int64_t> rows = seen.rows_of(fed, expert);
+    const auto [of, rows] = expert_rows(seen, value, expert, config.min_expert_tokens);
+    const Fed& fed = *of;
     std::vector<float> divisor;
     if (first.smoothed && !first.smoothed->column_scale.empty()) {
       const std::vector<float>& s = first.smoothed->column_scale;
@@ -245,7 +246,7 @@ RoundedLayer round_layer(const ir::MirDir& source, const ir::Block& b, int32_t l
       round_nearest(jobs.back(), config, pool);
   }
   for (auto& [key, group] : together)
-    round_spread(group, *plan.seen, plan.seen->values.at(key.substr(0, key.find(' '))), config, pool, &out);
+    round_spread(group, *plan.seen, key.substr(0, key.find(' ')), config, pool, &out);
   for (Job& j : jobs) {
     out.made[j.name] = tensor_of(j.d->dtype, ir::stored_shape(*j.d), j.q);
     out.made[j.name + "_scale"] = tensor_of(DType::kF32, ir::scale_shape(*j.d), j.scale);

@@ -176,6 +176,7 @@ std::string recipe_text(const QuantConfig& c, const std::vector<std::string>& co
                                                       [](const auto& l) { return l.second == LayerFormat::kInt4; });
   if (int4) s += fmt::format("  group_size: {}\n", c.group_size);
   s += fmt::format("  rounding: {}\n  gptq: {{damping: {}, tokens: {}}}\n", name_of(c.rounding), c.gptq_damping, c.gptq_tokens);
+  s += fmt::format("  coverage: {{min_tokens: {}, force: {}}}\n", c.min_expert_tokens, c.force_experts);
   s += fmt::format("  activation_scheme: {}\n  observer: {}\n  percentile: {}\n", name_of(c.activations), name_of(c.observer),
                    c.percentile);
   if (!c.activation_layers.empty()) s += "  activations:\n";

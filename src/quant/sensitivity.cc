@@ -51,7 +51,7 @@ class Analyst {
     calibration_rows_.resize(size_t(token_count(calibration_)) * hidden);
     rows_.resize(size_t(s_.tokens) * hidden);
     {
-      MI_TRY(PieceEngine ends, piece(ir::piece_of(mir_, -1), 0, "fp32"));
+      MI_TRY(PieceEngine ends, piece(ir::piece_of(mir_, -1), 0));
       ends.run_embedding(calibration_, calibration_rows_);
       ends.run_embedding(sample_, rows_);
     }
@@ -68,8 +68,8 @@ class Analyst {
   }
 
  private:
-  Result<PieceEngine> piece(const ir::MirDir& m, int opt_level, const std::string& precision) {
-    return PieceEngine::build(m, o_.scratch, opt_level, precision, longest_, pool_);
+  Result<PieceEngine> piece(const ir::MirDir& m, int opt_level) {
+    return PieceEngine::build(m, o_.scratch, opt_level, longest_, pool_);
   }
 
   void split(const Sequences& all) {
@@ -148,7 +148,7 @@ class Analyst {
     std::vector<float> out(rows_.size());
     LayerCapture seen;
     {
-      MI_TRY(PieceEngine engine, piece(one, 0, "fp32"));
+      MI_TRY(PieceEngine engine, piece(one, 0));
       seen = capture_layer(engine, one.graph.blocks[0], 0, calibration_, calibration_rows_, calibration_rows_,
                            o_.config.gptq_tokens);
       engine.run_layer(sample_, rows_, out);
@@ -169,7 +169,7 @@ class Analyst {
     std::vector<float> rounded(rows_.size());
     for (Candidate& c : mine) {
       MI_TRY(const ir::MirDir form, rounded_form(one, c, seen));
-      MI_TRY(PieceEngine engine, piece(form, 2, ""));
+      MI_TRY(PieceEngine engine, piece(form, 2));
       engine.run_layer(sample_, rows_, rounded);
       const Added a = compare_added(rows_, out, rounded);
       c.error = a.error;
@@ -188,7 +188,7 @@ class Analyst {
   }
 
   Status head() {
-    MI_TRY(PieceEngine head, piece(ir::piece_of(mir_, -1), 2, "fp32"));
+    MI_TRY(PieceEngine head, piece(ir::piece_of(mir_, -1), 2));
     const int64_t hidden = head.hidden(), vocab = head.vocab();
     // Sequence by sequence, so that the float model's logits of one stay in memory.
     int64_t first = 0, scored = 0;

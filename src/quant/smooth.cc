@@ -168,9 +168,10 @@ class Planner {
     std::vector<float> act = fed.max_abs, weight(size_t(site.channels), 0.0f);
     if (expert >= 0) {  // what this expert was fed; one that saw nothing keeps s = 1
       std::fill(act.begin(), act.end(), 0.0f);
-      for (int64_t at : seen_.rows_of(fed, expert))
+      const ExpertRows own = expert_rows(seen_, site.value, expert, config_.min_expert_tokens);
+      for (int64_t at : own.rows)
         for (int64_t i = 0; i < fed.cols; ++i)
-          act[size_t(i)] = std::max(act[size_t(i)], std::fabs(fed.rows[size_t(at * fed.cols + i)]));
+          act[size_t(i)] = std::max(act[size_t(i)], std::fabs(own.fed->rows[size_t(at * fed.cols + i)]));
     }
     for (int32_t r : rounded) {
       const auto key = std::pair(r, expert);

@@ -1,5 +1,6 @@
 #include "tools/eval.h"
 
+#include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <sstream>
@@ -39,6 +40,8 @@ Result<std::vector<Item>> load_items(const Session& s, const EvalOptions& o) {
     if (item.check != "exact" && item.check != "contains" && item.check != "json")
       return bad_input("{}: check must be exact, contains or json", what);
     item.answer = j["answer"];
+    if (!o.only_groups.empty() && std::find(o.only_groups.begin(), o.only_groups.end(), item.group) == o.only_groups.end())
+      continue;
     if (o.limit > 0 && ++seen[item.group] > o.limit) continue;
     const std::string tools = j.contains("tools") ? dump_json(j["tools"]) : "";
     MI_TRY(const text::Rendered rendered,
@@ -174,12 +177,15 @@ Result<EvalResult> run_eval(const Session& s, const EvalOptions& o) {
     if (!result.groups.count(items[i].group)) result.group_order.push_back(items[i].group);
     GroupResult& g = result.groups[items[i].group];
     ++g.items;
+    result.prompts.push_back(items[i].prompt);
+    result.answers.push_back(done[i].tokens);
+    result.item_groups.push_back(items[i].group);
     result.generated_tokens += int64_t(done[i].tokens.size());
     g.right += answer_is_right(items[i].check, items[i].answer,
                                trimmed(without_marks(*s.text.tokenizer, done[i].tokens, done[i].text)));
   }
   const Path text = o.text.empty() ? o.data.parent_path() / "text_ppl.txt" : o.text;
-  if (!o.text.empty() || std::filesystem::exists(text)) MI_TRY_VOID(score_text(s, *loop, text, &result));
+  if (o.score_text && (!o.text.empty() || std::filesystem::exists(text))) MI_TRY_VOID(score_text(s, *loop, text, &result));
   if (!o.reference.empty()) MI_TRY_VOID(compare_greedy(*loop, o.reference, o.max_tokens, &result));
   result.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   return result;

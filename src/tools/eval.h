@@ -22,6 +22,8 @@ struct EvalOptions {
   Path data;          // eval.jsonl
   Path text;          // empty: text_ppl.txt beside data, if there
   int64_t limit = 0;  // items per group, 0: all
+  std::vector<std::string> only_groups;  // empty: all
+  bool score_text = true;
   int64_t max_tokens = 96;
   Path reference;  // results with greedy answers to compare with ("greedy": [{prompt_ids, output_ids}]); may be empty
 };
@@ -40,6 +42,8 @@ struct Divergence {           // a greedy answer that differs from the reference
 struct EvalResult {
   std::map<std::string, GroupResult> groups;
   std::vector<std::string> group_order;
+  std::vector<std::vector<int32_t>> prompts, answers;  // of the items, in the file's order
+  std::vector<std::string> item_groups;
   double text_nll_per_token = 0;
   int64_t text_tokens = 0;
   int64_t greedy_compared = 0;
