@@ -183,22 +183,31 @@ Command add_quantize(CLI::App& parent) {
   app->add_flag("--no-compare", f->no_compare, "skip the comparison with the float model");
   app->add_flag("--json", f->json, "print the report as JSON");
   app->footer(
-      "Example:\n"
+      "Examples:\n"
       "  metainfer quantize --model mini-m3-mir --config scripts/quant_w8a8.yaml --output mini-m3-w8a8\n"
+      "  metainfer quantize --model M --config w4.yaml --search --max-bits 6 --max-drop 5 --output M5\n"
+      "  metainfer quantize --model M --config w8.yaml --sensitivity report.html\n"
+      "  metainfer quantize --model M --config w8.yaml --output M8 --eval models/mini-m3-eval/eval.jsonl --max-points 1\n"
       "\nA recipe:\n"
       "  quant:\n"
       "    weight_bits: 8                      # or 4\n"
       "    activation_bits: 8\n"
       "    weight_scheme: per_channel          # or per_tensor; with weight_bits 4: per_group\n"
       "    # group_size: 128                   # with weight_bits 4: 32, 64 or 128 inputs share a scale\n"
-      "    activation_scheme: per_token        # or per_tensor (one scale from calibration)\n"
+      "    # rounding: auto                    # nearest, gptq (from calibration), none (smooth only); auto: gptq for int4\n"
+      "    activation_scheme: per_token        # or per_tensor (one scale from calibration), or auto (within bound)\n"
+      "    # activations: {\"re:.*down\": per_token}   # the same for inputs of single matrices\n"
+      "    # observer: minmax                  # of per_tensor scales: minmax, percentile (percentile: 99.9), mse\n"
       "    calibration_samples: 512\n"
       "    calibration_length: 256\n"
-      "    smooth_quant: {enable: true, alpha: 0.6}\n"
-      "    sensitive_layers: []                # kept in float: \"layers.3.moe.experts.down\" or \"re:.*\\\\.down\"\n"
-      "    # layers: {lm_head: int8}           # float, int8 or int4 by name or pattern: the last word\n"
+      "    # coverage: {min_tokens: 8, force: false}   # experts that calibration hardly reaches\n"
+      "    smooth_quant: {enable: true, alpha: 0.6}    # alpha: search; layers: {3: 0.7}; down: true\n"
+      "    sensitive_layers: []                # kept in float: \"layers.3.moe.experts.down\" or \"re:.*\\\\.down\"; or auto\n"
+      "    # bound: 0.01                       # of the autos: the KL that they may add\n"
+      "    # layers: {lm_head: int8}           # float, int8, int4 (int4_g32 ...) by name or pattern: the last word\n"
       "    # calibration_data: calib.jsonl     # or --calib: text, or jsonl with \"text\", \"messages\" or \"ids\"\n"
-      "The head, the router and a sparse-attention index stay float unless `layers` names them.");
+      "The head, the router and a sparse-attention index stay float unless `layers` names them. The output's recipe.yaml\n"
+      "gives the same bytes again. docs/quantization.md explains each key.");
   return {app, [f]() -> Result<int> {
             return run_quantize(*f);
           }};
