@@ -159,8 +159,8 @@ Command add_quantize(CLI::App& parent) {
   app->add_option("--output", f->output, "new MIR directory (not needed with --sensitivity)");
   app->add_option("--calib", f->calib, "calibration text or .jsonl (default: the recipe's, else a built-in text)");
   app->add_option("--traffic", f->traffic, "text or .jsonl of real prompts: warns where the calibration set differs from it");
-  app->add_option("--held-out", f->held_out, "text or .jsonl for the comparison (default: a part of the calibration text)");
-  app->add_option("--compare-tokens", f->compare_tokens, "tokens of the comparison, 0: all of the text")
+  app->add_option("--held-out", f->held_out, "text or .jsonl for the comparison (default: up to 2048 tokens that are held out of the calibration text)");
+  app->add_option("--compare-tokens", f->compare_tokens, "most tokens of the comparison, 0: all of the text")
       ->check(CLI::NonNegativeNumber)
       ->capture_default_str();
   app->add_flag("--search", f->search, "choose a format for each part of each layer: the fastest on this machine within the limits");

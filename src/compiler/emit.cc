@@ -1,11 +1,11 @@
 #include "compiler/emit.h"
 
 #include <algorithm>
-#include <cmath>
 #include <cstring>
 
 #include "artifact/layout.h"
 #include "kernels/gemm/pack.h"
+#include "tensor/finite.h"
 #include "tensor/int4.h"
 
 namespace mi::compiler {
@@ -43,33 +43,12 @@ std::vector<Source> open_sources(const ir::MirDir& mir, const WeightPlan& plan) 
   return sources;
 }
 
-// True when an element's exponent is all ones: an infinity or a NaN. Written without an early end, so that it
-// vectorizes: every number of a model passes here.
-template <typename Bits>
-bool any_not_finite(const Bits* v, int64_t count, Bits exponent) {
-  uint32_t found = 0;
-  for (int64_t i = 0; i < count; ++i) found |= uint32_t((v[i] & exponent) == exponent);
-  return found != 0;
-}
-
 // Elements [first, first + count) of v, a tensor of s, are finite.
 Status check_finite(const Source& s, const TensorView& v, int64_t first, int64_t count) {
-  const std::byte* at = v.data + size_t(first) * dtype_bytes(v.dtype);
-  const bool bad =
-      v.dtype == DType::kF32    ? any_not_finite(reinterpret_cast<const uint32_t*>(at), count, uint32_t(0x7f800000))
-      : v.dtype == DType::kBF16 ? any_not_finite(reinterpret_cast<const uint16_t*>(at), count, uint16_t(0x7f80))
-                                : any_not_finite(reinterpret_cast<const uint16_t*>(at), count, uint16_t(0x7c00));
-  if (!bad) return {};
-  for (int64_t i = 0;; ++i) {
-    float f = 0;
-    convert_to_f32(at + size_t(i) * dtype_bytes(v.dtype), v.dtype, &f, 1);
-    if (!std::isfinite(f))
-      return bad_input(
-          "tensor '{}{}' of shape {} has {} at element {}: the checkpoint is damaged; export it again from an intact "
-          "copy",
-          s.name, v.data == s.scale.data ? "_scale" : "", shape_text(v.shape), std::isnan(f) ? "a NaN" : "an infinity",
-          first + i);
-  }
+  const int64_t bad = first_not_finite(v.data + size_t(first) * dtype_bytes(v.dtype), v.dtype, count);
+  if (bad < 0) return {};
+  return bad_input("tensor '{}{}' of shape {} holds {}: the checkpoint is damaged; export it again from an intact copy",
+                   s.name, v.data == s.scale.data ? "_scale" : "", shape_text(v.shape), not_finite_text(v, first + bad));
 }
 
 // The same elements, checked and widened to float.

@@ -46,9 +46,10 @@ struct TapEvent {
 struct Tap {
   std::function<bool(const artifact::Instr&, bool input)> want;   // asked once per instruction and side
   std::function<void(const TapEvent&)> see;
-  // Float results that are replaced before anything reads them; both may be empty. `replace` gets each row of the step.
+  // First float results that are replaced before anything reads or sees them; both may be empty. `replace` gets each row of
+  // the step, with what the instruction made of it.
   std::function<bool(const artifact::Instr&)> replaces;           // asked once per instruction
-  std::function<void(int64_t row, std::span<float> values)> replace;
+  std::function<void(const artifact::Instr&, int64_t row, std::span<float> values)> replace;
 };
 
 // Which kernel runs an instruction, and why this one.

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "base/check.h"
 #include "kernels/quantize/quantize.h"
 #include "kernels/rows.h"
 
@@ -18,11 +19,10 @@ void TapRunner::set(const Tap* tap, const artifact::Manifest& m) {
 }
 
 void TapRunner::replace(const Context& c, const Instr& i) {
-  for (const Operand& o : i.out) {
-    if (o.type.elem != Elem::kF32) continue;
-    for (int64_t r = 0; r < c.rows(o); ++r)
-      tap_->replace(r, {reinterpret_cast<float*>(c.at(o) + r * c.stride(o)), size_t(o.type.cols)});
-  }
+  const Operand& o = i.out[0];
+  MI_CHECK(o.type.elem == Elem::kF32, "only float results can be replaced");
+  for (int64_t r = 0; r < c.rows(o); ++r)
+    tap_->replace(i, r, {reinterpret_cast<float*>(c.at(o) + r * c.stride(o)), size_t(o.type.cols)});
 }
 
 void TapRunner::show(const Context& c, const Instr& i, size_t index, bool input) {

@@ -86,7 +86,7 @@ void PieceEngine::run_layer(const Sequences& sequences, std::span<const float> i
       std::copy_n(e.values, e.rows * h, out.data() + first * h);
   };
   tap.replaces = [](const artifact::Instr& i) { return i.layer < 0 && i.layer_output; };
-  tap.replace = [&](int64_t row, std::span<float> values) {
+  tap.replace = [&](const artifact::Instr&, int64_t row, std::span<float> values) {
     std::copy_n(in.data() + (first + row) * h, h, values.data());
   };
   engine_->set_tap(&tap);
@@ -118,7 +118,7 @@ void PieceEngine::run_head(const Sequences& sequences, std::span<const float> in
   exec::Tap tap;
   tap.want = [](const artifact::Instr&, bool) { return false; };
   tap.replaces = [](const artifact::Instr& i) { return i.layer < 0 && i.layer_output; };
-  tap.replace = [&](int64_t row, std::span<float> values) {
+  tap.replace = [&](const artifact::Instr&, int64_t row, std::span<float> values) {
     std::copy_n(in.data() + (first + row) * h, h, values.data());
   };
   engine_->set_tap(&tap);

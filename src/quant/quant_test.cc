@@ -71,7 +71,7 @@ TEST(QuantConfigTest, RefusesByName) {
   EXPECT_THAT(refusal("quant: {layers: {lm_head: int8, lm_head: float}}"), HasSubstr("'lm_head' occurs twice"));
   EXPECT_THAT(refusal("quant: {layers: [lm_head]}"), HasSubstr("layers: expected a mapping"));
   EXPECT_THAT(refusal("quant: {layers: {lm_head: int9}}"),
-              HasSubstr("'lm_head' must be float, int8 or int4, not 'int9'"));
+              HasSubstr("'lm_head' must be float, int8, int4, int4_g32, int4_g64 or int4_g128, not 'int9'"));
   EXPECT_THAT(refusal("quant: {weight_bits: 8, weight_bits: 4}"), HasSubstr("'weight_bits' occurs twice"));
   EXPECT_THAT(refusal("quant: {smooth_quant: {alpha: 0, alpha: 1}}"), HasSubstr("'alpha' occurs twice"));
   EXPECT_THAT(refusal("a: ["), HasSubstr("not valid YAML"));

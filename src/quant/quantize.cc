@@ -38,26 +38,43 @@ bool any_spread(const QuantConfig& c, const ir::Graph& g) {
   return false;
 }
 
-// Every eighth sequence is kept for the comparison, until there are enough tokens; of fewer than eight, none: then the
-// comparison is made on calibration text.
+constexpr int64_t kHeldOutTokens = 2048;
+
+// Every eighth sequence is held out, until there are enough tokens; of fewer than eight, none: then the comparison is
+// made on calibration text. What is held out does not depend on how much is compared: the same recipe gives the same
+// bytes with any comparison and with none.
 struct Split {
   Sequences calibration, compared;
   bool held_out = false;
 };
-Split split(Sequences all, int64_t compared) {
+Split split(Sequences all) {
   Split s;
-  s.held_out = compared > 0 && all.size() >= 8;
-  int64_t tokens = 0;
-  for (size_t i = 0; i < all.size(); ++i) {
-    const bool wanted = tokens < compared;
-    if (wanted && (!s.held_out || i % 8 == 7)) {
-      s.compared.push_back(all[i]);
-      tokens += int64_t(all[i].size());
-      if (s.held_out) continue;
-    }
-    s.calibration.push_back(std::move(all[i]));
+  s.held_out = all.size() >= 8;
+  if (!s.held_out) {
+    s.compared = all;
+    s.calibration = std::move(all);
+    return s;
   }
+  for (size_t i = 0; i < all.size(); ++i)
+    (i % 8 == 7 && token_count(s.compared) < kHeldOutTokens ? s.compared : s.calibration).push_back(std::move(all[i]));
   return s;
+}
+
+// The first sequences with at least `tokens`.
+void keep_first(Sequences& s, int64_t tokens) {
+  int64_t seen = 0;
+  size_t n = 0;
+  while (n < s.size() && seen < tokens) seen += int64_t(s[n++].size());
+  s.resize(n);
+}
+
+// The recipe with the calibration text that was used under a name that holds from anywhere.
+QuantConfig recipe_of(const QuantizeOptions& o) {
+  QuantConfig c = o.config;
+  if (!o.calibration.empty()) c.calibration_data = o.calibration.string();
+  if (!c.calibration_data.empty())
+    c.calibration_data = std::filesystem::absolute(c.calibration_data).lexically_normal().string();
+  return c;
 }
 
 Json provenance_of(const QuantizeOptions& o, const ir::MirDir& mir, const CalibrationSet& set, const QuantizeReport& r) {
@@ -67,6 +84,7 @@ Json provenance_of(const QuantizeOptions& o, const ir::MirDir& mir, const Calibr
   for (const auto& [pattern, scheme] : c.activation_layers) activations.push_back({pattern, name_of(scheme)});
   for (const auto& [layer, alpha] : c.layer_alpha) alphas[std::to_string(layer)] = alpha;
   Json p = mir.provenance;
+  const bool calibrated = r.calibration_tokens > 0;  // text that was only compared on is no part of the result
   p["quantize"] = {
       {"weight_bits", c.weight_bits},
       {"weight_scheme", c.weights == WeightScheme::kPerGroup     ? fmt::format("per_group of {}", c.group_size)
@@ -87,7 +105,7 @@ Json provenance_of(const QuantizeOptions& o, const ir::MirDir& mir, const Calibr
       {"sensitive_layers", c.sensitive_layers},
       {"layers", std::move(layers)},
       {"calibration",
-       {{"source", set.source}, {"xxh3", set.hash}, {"sequences", r.calibration_sequences}, {"tokens", r.calibration_tokens}}}};
+       {{"source", calibrated ? set.source : ""}, {"xxh3", calibrated ? set.hash : ""}, {"sequences", r.calibration_sequences}, {"tokens", r.calibration_tokens}}}};
   return p;
 }
 
@@ -120,7 +138,7 @@ class Walk {
     report_.chosen = choice.counts();
     report_.weight_bits = o_.config.weight_bits;
     report_.group_size = o_.config.weight_bits == 4 ? o_.config.group_size : 0;
-    report_.quantized_matrices = choice.rounded();
+    report_.quantized_matrices = o_.config.rounding == Rounding::kNone ? 0 : choice.rounded();
     report_.float_matrices = choice.kept();
     MI_TRY_VOID(declare(choice));
     spread_ = any_spread(o_.config, rounded_.graph);
@@ -134,6 +152,7 @@ class Walk {
     if (writer.first() > 0)
       report_.notes.push_back(fmt::format("went on from an earlier run: {} of {} tensors were there", writer.first(), writer.order().size()));
     MI_TRY_VOID(write(writer, -1, round_layer(mir_, rounded_.graph.prologue, -1, {}, o_.config, pool_), &progress));
+    for (const ir::Block* b : {&mir_.graph.prologue, &mir_.graph.epilogue}) MI_TRY_VOID(check_finite(mir_, *b, -1));
     if (!set_.sequences.empty()) MI_TRY_VOID(embed());
     for (int32_t layer = 0; layer < mir_.graph.info.layers; ++layer) {
       MI_TRY(RoundedLayer rounded, one_layer(layer, choice, writer));
@@ -147,7 +166,7 @@ class Walk {
     if (o_.compare) MI_TRY_VOID(compare_heads(epilogue));
 
     MI_TRY_VOID(ir::copy_tokenizer(o_.model, out.path()));
-    MI_TRY_VOID(write_file(out.path() / "recipe.yaml", recipe_text(o_.config, {"what made this model; with the same source it gives the same bytes"})));
+    MI_TRY_VOID(write_file(out.path() / "recipe.yaml", recipe_text(recipe_of(o_), {"what made this model; with the same source it gives the same bytes"})));
     MI_TRY_VOID(writer.finish(rounded_.graph, provenance_of(o_, mir_, set_, report_)));
     MI_TRY_VOID(out.commit());
     kept_.remove();
@@ -186,24 +205,21 @@ class Walk {
     MI_TRY(set_, calibration_of(mir_, o_));
     report_.calibration_source = set_.source;
     report_.calibration_hash = set_.hash;
-    const int64_t compared = o_.compare_tokens > 0 ? o_.compare_tokens : INT64_MAX;
-    if (o_.held_out.empty()) {
-      split_ = split(set_.sequences, o_.compare ? compared : 0);
-    } else {
+    split_ = split(set_.sequences);
+    if (!o_.compare) {
+      split_.compared.clear();
+    } else if (!o_.held_out.empty()) {
       QuantizeOptions other = o_;
       other.calibration = o_.held_out;
       other.config.calibration_samples = INT64_MAX;
-      MI_TRY(const CalibrationSet text, calibration_of(mir_, other));
-      split_ = {set_.sequences, {}, true};
-      int64_t tokens = 0;
-      for (size_t i = 0; i < text.sequences.size() && tokens < compared; ++i) {
-        split_.compared.push_back(text.sequences[i]);
-        tokens += int64_t(text.sequences[i].size());
-      }
+      MI_TRY(CalibrationSet text, calibration_of(mir_, other));
+      split_.compared = std::move(text.sequences);
+      split_.held_out = true;
     }
+    if (o_.compare_tokens > 0) keep_first(split_.compared, o_.compare_tokens);
     MI_TRY_VOID(look_at_mix());
     if (!capture_) split_.calibration.clear();
-    report_.held_out = split_.held_out;
+    report_.held_out = o_.compare && split_.held_out;
     report_.calibration_sequences = int64_t(split_.calibration.size());
     report_.calibration_tokens = token_count(split_.calibration);
     longest_ = std::max(longest_of(split_.calibration), longest_of(split_.compared));
@@ -246,6 +262,7 @@ class Walk {
   }
 
   Result<RoundedLayer> one_layer(int32_t layer, const Choice& choice, const ir::MirWriter& writer) {
+    MI_TRY_VOID(check_finite(mir_, mir_.graph.block_of(layer), layer));
     const bool there = layer_ends(layer, writer.order()) <= writer.first();
     if (there && set_.sequences.empty()) return RoundedLayer{};
     LayerPlan plan;

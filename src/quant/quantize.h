@@ -24,8 +24,9 @@ struct QuantizeOptions {
   bool force = false;
   bool compare = true;  // run float and rounded models side by side for the deviation table
   Path traffic;         // a sample of real prompts that the calibration set is compared with; may be empty
-  Path held_out;        // ... on this text, cut like calibration text; empty: on a part of the calibration text
-  int64_t compare_tokens = 2048;  // of either; 0: all of it
+  Path held_out;        // ... on this text, cut like calibration text; empty: on what is always held out of the
+                        // calibration text, up to 2048 tokens
+  int64_t compare_tokens = 2048;  // of either, at most; 0: all of it
 };
 
 struct QuantizeReport {

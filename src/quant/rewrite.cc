@@ -7,6 +7,7 @@
 
 #include "quant/gptq.h"
 #include "quant/int4.h"
+#include "tensor/finite.h"
 #include "tensor/int4.h"
 
 namespace mi::quant {
@@ -211,6 +212,18 @@ bool wants_spread(const ir::WeightDecl& d, const QuantConfig& c) {
   if (!ir::is_quantized(d) || c.rounding == Rounding::kNone) return false;
   if (c.rounding == Rounding::kAuto) return d.format == ir::WeightFormat::kW4A8;
   return c.rounding == Rounding::kGptq && !(d.format == ir::WeightFormat::kW8A8 && c.weights == WeightScheme::kPerTensor);
+}
+
+Status check_finite(const ir::MirDir& mir, const ir::Block& b, int32_t layer) {
+  for (const ir::WeightDecl& d : b.weights)
+    for (const std::string& name : {ir::full_name(d.name, layer), ir::full_name(d.name, layer) + "_scale"}) {
+      if (!mir.has(name)) continue;
+      const TensorView v = mir.weight(name);
+      if (const int64_t bad = first_not_finite(v.data, v.dtype, v.count()); bad >= 0)
+        return bad_input("{}: tensor '{}' of shape {} holds {}: the model is damaged; export it again from an intact checkpoint",
+                         mir.dir.string(), name, shape_text(v.shape), not_finite_text(v, bad));
+    }
+  return {};
 }
 
 RoundedLayer round_layer(const ir::MirDir& source, const ir::Block& b, int32_t layer, const LayerPlan& plan,

@@ -5,6 +5,7 @@
 #include <memory>
 #include <string>
 
+#include "base/result.h"
 #include "ir/mir_dir.h"
 #include "quant/capture.h"
 #include "quant/config.h"
@@ -35,6 +36,10 @@ bool wants_spread(const ir::WeightDecl& d, const QuantConfig& c);
 // rounded layer, a few rows in float, and with error spreading a few [K, K] per thread.
 RoundedLayer round_layer(const ir::MirDir& source, const ir::Block& b, int32_t layer, const LayerPlan& plan,
                          const QuantConfig& config, hw::ThreadPool& pool);
+
+// The numbers of block `b` (layer < 0: prologue or epilogue) in the source: a NaN or an infinity is an error that names
+// tensor and place. Before anything is computed with them: a piece's engine would call them by the piece's names.
+Status check_finite(const ir::MirDir& mir, const ir::Block& b, int32_t layer);
 
 // "layers.7.attn.q.weight" -> 7; -1 for tensors outside layers.
 int32_t layer_of(const std::string& full_name);

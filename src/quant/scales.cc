@@ -22,21 +22,23 @@ std::string module_of(std::string weight) {
 }  // namespace
 
 Result<StaticScales> StaticScales::choose(const QuantConfig& c, const ir::Graph& g) {
-  // Rounded matrices of layers and the value that each reads.
+  // Matrices of layers, and the value that each rounded one reads. A pattern may mean one that stays float: which these
+  // are may have been found out (sensitive_layers: auto, a search).
   std::vector<std::string> modules;
   std::map<std::string, std::pair<int32_t, std::string>> value_of;
   for (const ir::Block& b : g.blocks)
     for (const MatrixUse& u : matrix_uses(b))
-      if (ir::is_quantized(b.weights[size_t(u.weight)]))
-        for (int32_t layer : b.layers) {
-          modules.push_back(module_of(ir::full_name(b.weights[size_t(u.weight)].name, layer)));
-          value_of[modules.back()] = {layer, u.value};
-        }
+      for (int32_t layer : b.layers) {
+        const ir::WeightDecl& d = b.weights[size_t(u.weight)];
+        modules.push_back(module_of(ir::full_name(d.name, layer)));
+        if (ir::is_quantized(d)) value_of[modules.back()] = {layer, u.value};
+      }
   std::map<std::string, ActivationScheme> scheme;
-  for (const std::string& m : modules) scheme[m] = c.activations;
+  for (const auto& [m, value] : value_of) scheme[m] = c.activations;
   for (const auto& [pattern, s] : c.activation_layers) {
     MI_TRY(const auto hits, matching("activations", pattern, modules));
-    for (const std::string& m : hits) scheme[m] = s;
+    for (const std::string& m : hits)
+      if (value_of.count(m)) scheme[m] = s;
   }
   StaticScales out;
   for (const auto& [m, value] : value_of) out.values_.insert(value);

@@ -16,7 +16,7 @@ namespace mi::quant {
 // The values of a layer that get a static scale.
 class StaticScales {
  public:
-  // g: the graph with its quantize nodes. Errors: a pattern of `activations` that means no rounded matrix.
+  // g: the graph with its quantize nodes. Errors: a pattern of `activations` that means no matrix.
   static Result<StaticScales> choose(const QuantConfig& c, const ir::Graph& g);
 
   bool any() const { return !values_.empty(); }

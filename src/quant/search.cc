@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <tuple>
 
 #include "base/util.h"
 
@@ -47,19 +48,14 @@ std::vector<MixedChoice> pareto_front(const Sensitivity& s, const CostTable& cos
       all_seconds = std::max(all_seconds, options[u].back().seconds * double(s.units.size()));
       all_bytes = std::max(all_bytes, options[u].back().bytes * double(s.units.size()));
     }
-  const auto choose = [&](double per_second, double per_byte) {
+  // Every unit's first option of the least, in the order of `less`.
+  const auto choose = [&](const auto& less) {
     MixedChoice c;
     double bits = 0, weights = 0, expert_bits = 0, expert_weights = 0;
     const bool has_experts =
         std::any_of(s.units.begin(), s.units.end(), [](const Unit& u) { return u.mark == ir::Mark::kExpert; });
     for (size_t u = 0; u < s.units.size(); ++u) {
-      size_t best = 0;
-      double least = INFINITY;
-      for (size_t i = 0; i < formats.size(); ++i) {
-        const Option& o = options[u][i];
-        const double cost = o.kl + per_second * o.seconds + per_byte * o.bytes;
-        if (cost < least) best = i, least = cost;
-      }
+      const size_t best = size_t(std::min_element(options[u].begin(), options[u].end(), less) - options[u].begin());
       const Option& o = options[u][best];
       c.formats.push_back(formats[best]);
       c.kl += o.kl;
@@ -83,9 +79,16 @@ std::vector<MixedChoice> pareto_front(const Sensitivity& s, const CostTable& cos
   constexpr int kRates = 400;
   for (int i = 0; i < kRates; ++i) {
     const double rate = std::pow(10.0, -8 + 12.0 * i / (kRates - 1)) * std::max(all_kl, 1e-9);
-    for (const double share : {0.0, 0.5, 1.0})
-      found.push_back(choose(rate * (1 - share) / all_seconds, rate * share / all_bytes));
+    for (const double share : {0.0, 0.5, 1.0}) {
+      const double per_second = rate * (1 - share) / all_seconds, per_byte = rate * share / all_bytes;
+      const auto cost = [&](const Option& o) { return o.kl + per_second * o.seconds + per_byte * o.bytes; };
+      found.push_back(choose([&](const Option& a, const Option& b) { return cost(a) < cost(b); }));
+    }
   }
+  // The ends, where no rate is small or large enough for the smallest of many units.
+  found.push_back(choose([](const Option& a, const Option& b) { return std::tie(a.kl, a.seconds) < std::tie(b.kl, b.seconds); }));
+  found.push_back(choose([](const Option& a, const Option& b) { return std::tie(a.seconds, a.kl) < std::tie(b.seconds, b.kl); }));
+  found.push_back(choose([](const Option& a, const Option& b) { return std::tie(a.bytes, a.kl) < std::tie(b.bytes, b.kl); }));
   std::vector<MixedChoice> front;
   for (const MixedChoice& c : found) {
     if (std::any_of(found.begin(), found.end(), [&](const MixedChoice& o) { return dominates(o, c); })) continue;
@@ -97,22 +100,30 @@ std::vector<MixedChoice> pareto_front(const Sensitivity& s, const CostTable& cos
 }
 
 Result<MixedChoice> pick(const std::vector<MixedChoice>& front, const SearchLimits& l) {
-  const MixedChoice* best = nullptr;
-  double least_kl = INFINITY;
-  int64_t least_bytes = std::numeric_limits<int64_t>::max();
+  const auto within = [&](const MixedChoice& c) { return c.bytes <= l.max_bytes && c.expert_bits <= l.max_bits; };
+  const MixedChoice *best = nullptr, *truest = nullptr, *smallest = nullptr, *fewest_bits = nullptr;
   for (const MixedChoice& c : front) {
-    if (c.kl <= l.max_kl) least_bytes = std::min(least_bytes, c.bytes);
-    if (c.bytes > l.max_bytes || c.expert_bits > l.max_bits) continue;
-    least_kl = std::min(least_kl, c.kl);
+    if (!smallest || c.bytes < smallest->bytes) smallest = &c;
+    if (!fewest_bits || c.expert_bits < fewest_bits->expert_bits) fewest_bits = &c;
+    if (!within(c)) continue;
+    if (!truest || c.kl < truest->kl) truest = &c;
     if (c.kl > l.max_kl) continue;
     if (!best || (std::isfinite(l.max_kl) ? c.seconds < best->seconds : c.kl < best->kl)) best = &c;
   }
   if (best) return *best;
-  if (std::isfinite(least_kl))
-    return fail(ErrorCode::kCheckFailed, "no choice of formats is within --max-kl {}: the least that the other limits allow is {:.5f}",
-                l.max_kl, least_kl);
-  return fail(ErrorCode::kCheckFailed, "no choice of formats is small enough: the smallest within --max-kl takes {}",
-              human_bytes(double(least_bytes)));
+  if (truest)
+    return fail(ErrorCode::kCheckFailed,
+                "no choice of formats is within --max-kl {}: the least that the other limits allow is {:.5f}", l.max_kl,
+                truest->kl);
+  if (!smallest) return fail(ErrorCode::kCheckFailed, "there is no part whose format could be chosen");
+  if (smallest->bytes > l.max_bytes)
+    return fail(ErrorCode::kCheckFailed, "no choice of formats is within --memory: the smallest takes {}",
+                human_bytes(double(smallest->bytes)));
+  if (fewest_bits->expert_bits > l.max_bits)
+    return fail(ErrorCode::kCheckFailed, "no choice of formats is within --max-bits {}: the fewest are {:.4g}", l.max_bits,
+                fewest_bits->expert_bits);
+  return fail(ErrorCode::kCheckFailed, "no choice of formats is within --memory and --max-bits {} together: raise one of them",
+              l.max_bits);
 }
 
 std::vector<std::string> explain(const Sensitivity& s, const CostTable& costs, const MixedChoice& c,
@@ -193,6 +204,8 @@ std::string recipe_text(const QuantConfig& c, const std::vector<std::string>& co
     s += "}";
   }
   s += "}\n";
+  s += fmt::format("  bound: {}\n", c.bound);
+  if (c.sensitive_auto) s += "  sensitive_layers: auto\n";
   if (!c.sensitive_layers.empty()) s += "  sensitive_layers:\n";
   for (const std::string& l : c.sensitive_layers) s += fmt::format("    - {}\n", yaml_quoted(l));
   if (!c.layers.empty()) s += "  layers:\n";

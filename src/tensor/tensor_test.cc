@@ -7,6 +7,7 @@
 
 #include "base/sanitized.h"
 #include "tensor/dtype.h"
+#include "tensor/finite.h"
 #include "tensor/op_fields.h"
 #include "tensor/safetensors.h"
 
@@ -86,6 +87,31 @@ TEST(OpFieldsTest, RefusesByName) {
 }
 
 TEST(OpFieldsTest, JsonFloatsPrintShort) { EXPECT_EQ(params_json(NormParams{1e-5f, false, 1}).dump(), R"({"eps":1e-05})"); }
+
+TEST(FiniteTest, TheFirstNumberThatIsNoneAndItsPlace) {
+  const float nan = std::nanf(""), infinity = -std::numeric_limits<float>::infinity();
+  for (const DType t : {DType::kF32, DType::kBF16, DType::kF16})
+    for (const float bad : {nan, infinity})
+      for (const int64_t at : {0, 4095, 4096, 5001}) {
+        std::vector<std::byte> raw(5002 * dtype_bytes(t));
+        EXPECT_EQ(first_not_finite(raw.data(), t, 5002), -1);
+        for (const int64_t i : {at, int64_t(5001)}) {
+          const BF16 b = to_bf16(bad);
+          const F16 h = to_f16(bad);
+          const void* from = t == DType::kF32 ? static_cast<const void*>(&bad) : t == DType::kBF16 ? static_cast<const void*>(&b) : &h;
+          std::memcpy(raw.data() + i * int64_t(dtype_bytes(t)), from, dtype_bytes(t));
+        }
+        EXPECT_EQ(first_not_finite(raw.data(), t, 5002), at);
+        EXPECT_EQ(first_not_finite(raw.data(), t, at), -1);
+        const TensorView v{t, {2, 61, 41}, raw.data(), raw.size()};
+        EXPECT_EQ(not_finite_text(v, at), fmt::format("{} (expert {}, row {}, column {})", std::isnan(bad) ? "a NaN" : "an infinity",
+                                                       at / 2501, at % 2501 / 41, at % 41));
+      }
+  std::vector<std::byte> bytes(8, std::byte{0xff});
+  EXPECT_EQ(first_not_finite(bytes.data(), DType::kI8, 8), -1);
+  EXPECT_EQ(not_finite_text({DType::kF32, {2}, bytes.data(), 8}, 1), "a NaN (element 1)");
+  EXPECT_EQ(not_finite_text({DType::kF32, {2, 1}, bytes.data(), 8}, 1), "a NaN (row 1, column 0)");
+}
 
 TEST(OpFieldsTest, FloatsKeepTheirBits) {
   for (float f : {1e-6f, 1.0f / 3, 1.702f, 5e6f, -0.0f, 1e-45f, 3.4028235e38f}) {

@@ -21,6 +21,9 @@ struct Trace {
 };
 
 // Runs ids in steps of the engine's capacity from an empty context, on pages 0... Precondition: they fit.
-Trace trace(exec::Engine& engine, std::span<const int32_t> ids);
+// given: residual streams by layer, as in Trace::residual, of the same ids; every layer is then fed what they hold and
+// not what the layer before it made, so that each shows its own errors alone.
+using Residual = std::map<int32_t, std::vector<float>>;
+Trace trace(exec::Engine& engine, std::span<const int32_t> ids, const Residual* given = nullptr);
 
 }  // namespace mi::tools

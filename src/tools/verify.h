@@ -14,7 +14,9 @@
 //
 // A float engine (fp32, with a cache of f32) must agree within the float limits. An engine with int8 activations, bfloat16
 // weights or a smaller cache rounds, and a flipped expert moves logits by more than rounding: for it logits are judged by
-// KL divergence, layers by relative deviation, routing is reported. A reference by which nothing is judged is an error.
+// KL divergence, layers by relative deviation, routing is reported. Each of its layers is judged alone, too: fed the
+// reference's residual stream, by what it adds to it. So the layer that is wrong is named, not a later one to which
+// rounding adds the last bit. A reference by which nothing is judged is an error.
 
 #include <optional>
 #include <string>
@@ -29,7 +31,8 @@ namespace mi::tools {
 struct VerifyLimits {
   double hidden_max_abs = 2e-4, logits_max_abs = 2e-4, weights_max_abs = 1e-4;  // float engines
   bool logits_relative = false;                     // logits_max_abs counts in units of the largest logit
-  // Engines that round: mean KL per token in nats, and rms(difference) / rms(reference) of a layer's output.
+  // Engines that round: mean KL per token in nats, and rms(difference) / rms(reference) of a layer's output, and of what
+  // it adds alone.
   // Below 0: what good engines keep, 0.02 and 0.25 with 8-bit weights, 0.25 and 0.4 with 4-bit ones.
   double max_kl = -1, max_layer_deviation = -1;
   bool given_logits = false, given_hidden = false;  // set by flags: win over the file's tolerance

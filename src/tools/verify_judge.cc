@@ -68,6 +68,18 @@ void Judge::hidden(const std::string& what, std::span<const float> found, std::s
     row(what, max_abs_difference(found, reference), limits_.hidden_max_abs, "max abs");
 }
 
+void Judge::alone(const std::string& what, std::span<const float> found, std::span<const float> reference,
+                  std::span<const float> before) {
+  double error = 0, added = 0;
+  for (size_t i = 0; i < found.size(); ++i) {
+    const double e = double(found[i]) - reference[i], a = double(reference[i]) - before[i];
+    error += e * e;
+    added += a * a;
+  }
+  const double deviation = added > 0 ? std::sqrt(error / added) : std::sqrt(error);
+  row(what, std::isnan(deviation) ? INFINITY : deviation, limits_.max_layer_deviation, "relative");
+}
+
 void Judge::routing(const std::string& what, const Trace::Routing& found, std::span<const int32_t> ids,
                     std::span<const float> weights) {
   int64_t differ = 0;

@@ -24,6 +24,10 @@ class Judge {
   // Rows come in model order: the first one out of limits is named.
   void row(std::string what, double found, double limit, std::string unit, bool judged = true);
   void hidden(const std::string& what, std::span<const float> found, std::span<const float> reference);
+  // Of an engine that rounds: what a layer adds to the reference's residual stream when it is fed that stream, so that
+  // errors of the layers before it do not count.
+  void alone(const std::string& what, std::span<const float> found, std::span<const float> reference,
+             std::span<const float> before);
   // weights may be empty.
   void routing(const std::string& what, const Trace::Routing& found, std::span<const int32_t> ids,
                std::span<const float> weights);

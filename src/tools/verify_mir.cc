@@ -107,9 +107,13 @@ Result<VerifyReport> verify_mir(const Session& s, const Path& mir, VerifyLimits 
   for (size_t i = 0; i < std::min<size_t>(set.sequences.size(), 4); ++i) {
     const Trace want = trace(*plain, set.sequences[i]), found = trace(*s.engine, set.sequences[i]);
     const std::string name = fmt::format("text {}", i);
+    Trace alone;
+    if (judge.rounds()) alone = trace(*s.engine, set.sequences[i], &want.residual);
     for (const auto& [layer, x] : want.residual) {
       if (layer >= 0 && want.routing.count(layer))
         judge.routing(fmt::format("{} layer {}", name, layer), found.routing.at(layer), want.routing.at(layer).ids, {});
+      if (layer >= 0 && judge.rounds())
+        judge.alone(fmt::format("{} layer {} alone", name, layer), alone.residual.at(layer), x, want.residual.at(layer - 1));
       judge.hidden(layer < 0 ? name + " embedding" : fmt::format("{} layer {} output", name, layer),
                    found.residual.at(layer), x);
     }

@@ -146,10 +146,20 @@ Status judge_sequence(const Session& s, const Safetensors& f, const Sequence& se
     if (int64_t(hidden.size()) != (m.layers + 1) * row)
       return wrong_size(f, seq.name + ".hidden", (m.layers + 1) * row, int64_t(hidden.size()));
   }
+  Residual given;
+  Trace alone;
+  if (!hidden.empty() && judge->rounds()) {
+    for (int32_t layer = -1; layer < m.layers; ++layer)
+      given[layer].assign(hidden.begin() + (layer + 1) * row, hidden.begin() + (layer + 2) * row);
+    alone = trace(*s.engine, ids, &given);
+  }
   for (int32_t layer = -1; layer < m.layers; ++layer) {
     // Routing first: a wrong choice explains a wrong output of the same layer.
     MI_TRY_VOID(judge_routing(f, seq, layer, t, judge));
     if (hidden.empty()) continue;
+    if (layer >= 0 && judge->rounds())
+      judge->alone(fmt::format("{} layer {} alone", seq.name, layer), alone.residual.at(layer), given.at(layer),
+                   given.at(layer - 1));
     judge->hidden(layer < 0 ? seq.name + " embedding" : fmt::format("{} layer {} output", seq.name, layer),
                   t.residual.at(layer), std::span(hidden).subspan(size_t((layer + 1) * row), size_t(row)));
   }

@@ -11,9 +11,12 @@ from conftest import BINARY, EVAL, LONG, MODEL, RECIPE, build, run
 
 
 def commands(mini_mir, out, recipe):
+    spread = recipe.with_name("recipe-gptq.yaml")
+    spread.write_text("quant: {rounding: gptq, calibration_samples: 16, calibration_length: 64}\n")
     return {
         "export": ["export", "--model-dir", MODEL, "--output", out],
         "quantize": ["quantize", "--model", mini_mir, "--config", recipe, "--calib", EVAL / "calib.jsonl", "--output", out, "--no-compare"],
+        "quantize-gptq": ["quantize", "--model", mini_mir, "--config", spread, "--output", out],   # an engine of every layer, twice
         "build": ["build", "--model", mini_mir, "--output", out],
         "convert": ["convert", "--model", mini_mir, "--output", out],
     }
@@ -26,11 +29,11 @@ def snapshot(folder):
 
 
 def leftovers(folder, out):
-    return [p.name for p in folder.iterdir() if p.name not in (out.name, "recipe.yaml")]
+    return [p.name for p in folder.iterdir() if p.name not in (out.name, "recipe.yaml", "recipe-gptq.yaml")]
 
 
 @pytest.mark.parametrize("sig", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL], ids=["int", "term", "kill"])
-@pytest.mark.parametrize("command", ["export", "quantize", "build", "convert"])
+@pytest.mark.parametrize("command", ["export", "quantize", "quantize-gptq", "build", "convert"])
 def test_killed_at_any_moment(command, sig, mini_mir, tmp_path):
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text(RECIPE % ("per_token", "true"))
@@ -59,23 +62,57 @@ def test_killed_at_any_moment(command, sig, mini_mir, tmp_path):
         assert snapshot(out) == old and leftovers(tmp_path, out) == []   # what kill -9 left is cleared by the next run
 
 
-@pytest.fixture
-def small_disk(tmp_path):
-    mount = tmp_path / "disk"
+def test_what_a_killed_run_left_of_its_layers_is_cleared(mini_mir, tmp_path):
+    """Killed while the engine of a layer is there: old output or none, and the next run takes the rest away."""
+    out, recipe = tmp_path / "out", tmp_path / "recipe.yaml"
+    args = [BINARY, *map(str, commands(mini_mir, out, recipe)["quantize-gptq"]), "--quiet"]
+    for _ in range(20):
+        process = subprocess.Popen(args, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        while process.poll() is None and not any(".piece" in p.name for p in tmp_path.iterdir()):
+            time.sleep(0.001)
+        process.kill()
+        process.wait()
+        if any(".piece" in p.name for p in tmp_path.iterdir()):
+            break
+    else:
+        raise AssertionError("no run was caught with the engine of a layer on disk")
+    assert not out.exists()
+    subprocess.run(args, check=True, capture_output=True)
+    assert out.exists() and leftovers(tmp_path, out) == []
+
+
+def mounted(mount, size):
     mount.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", mount], capture_output=True).returncode != 0:
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", mount], capture_output=True).returncode != 0:
         pytest.skip("mounting a small file system is not allowed here")
     yield mount
     subprocess.run(["umount", "-l", mount], check=True)
 
 
-@pytest.mark.parametrize("command", ["export", "quantize", "build", "convert"])
+@pytest.fixture
+def small_disk(tmp_path):
+    yield from mounted(tmp_path / "disk", "4m")
+
+
+@pytest.fixture
+def disk_for_the_output_only(tmp_path):
+    yield from mounted(tmp_path / "disk", "40m")
+
+
+@pytest.mark.parametrize("command", ["export", "quantize", "quantize-gptq", "build", "convert"])
 def test_full_disk(command, mini_mir, small_disk, tmp_path):
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text(RECIPE % ("per_token", "true"))
     done = run(*commands(mini_mir, small_disk / "out", recipe)[command], "--quiet", ok=3)
     assert "free" in done.stderr or "disk is full" in done.stderr
     assert list(small_disk.iterdir()) == []
+
+
+def test_disk_that_holds_the_output_but_no_engine_of_a_layer(mini_mir, disk_for_the_output_only, tmp_path):
+    done = run(*commands(mini_mir, disk_for_the_output_only / "out", tmp_path / "recipe.yaml")["quantize-gptq"], "--quiet", ok=3)
+    errors = [l for l in done.stderr.splitlines() if l.startswith("error: ")]
+    assert len(errors) == 1 and "free" in errors[0] and str(disk_for_the_output_only) in errors[0]
+    assert list(disk_for_the_output_only.iterdir()) == []
 
 
 def test_output_folder_that_does_not_exist(mini_mir, tmp_path):
