@@ -33,9 +33,9 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   for (const auto& t : header->tensors) read_blocks(bytes, t);
   auto model = mi::model::read_gguf_model(*header, "fuzz");
   if (!model.ok()) return 0;
-  auto config = mi::model::Config::create(std::move(model->config), "fuzz", model->recipe.keys, model->recipe.text_config);
+  auto config = mi::model::Config::create(model->config, "fuzz", model->recipe.keys, model->recipe.text_config);
   if (!config.ok()) return 0;
   auto arch = mi::model::resolve_arch(model->recipe, *config);
-  if (arch.ok()) mi::model::follow_gguf(*model->arch, &*arch);
+  if (arch.ok()) (void)mi::model::follow_gguf(*model, &*arch);
   return 0;
 }
