@@ -18,7 +18,7 @@ void read_blocks(std::span<const std::byte> bytes, const mi::model::GgufHeader::
   if (!can_read_gguf(t.type) || !count || *count == 0 || *count > kMostValues) return;
   const int64_t cols = t.shape.empty() ? 1 : t.shape.back(), rows = *count / cols;
   const GgufRows m{t.type, bytes.data() + t.begin, rows, cols};
-  std::vector<float> all(size_t(*count)), last(static_cast<size_t>(cols));
+  std::vector<float> all(static_cast<size_t>(*count)), last(static_cast<size_t>(cols));
   dequantize_rows(m, 0, rows, all.data());
   dequantize_rows(m, rows - 1, 1, last.data());
   MI_CHECK(std::memcmp(last.data(), all.data() + (rows - 1) * cols, size_t(cols) * 4) == 0, "{}", t.name);
