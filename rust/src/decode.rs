@@ -44,10 +44,35 @@ impl Decoding {
         }
         let mut fused = false;
         decoding.add(json, &mut fused)?;
-        if decoding.byte_level && (!decoding.steps.is_empty() || decoding.byte_fallback || decoding.strip.is_some()) {
+        Ok(decoding)
+    }
+
+    /// Steps beside ByteLevel are left out when no token can meet them, as converters from other formats write them
+    /// (ByteFallback and the replacement of U+2581 before ByteLevel); one that could act is refused. `names`: every
+    /// token's name, and whether it stands outside the byte alphabet.
+    pub fn settle<'a>(&mut self, names: impl Iterator<Item = (&'a str, bool)>) -> Result<(), Failure> {
+        if !self.byte_level || (self.steps.is_empty() && !self.byte_fallback && self.strip.is_none()) {
+            return Ok(());
+        }
+        let only_replaces = self.steps.iter().all(|s| matches!(s, Step::Replace { .. }));
+        if !only_replaces || self.strip.is_some() {
             return Err("its decoder mixes ByteLevel with other steps, which is not supported".into());
         }
-        Ok(decoding)
+        for (name, spelled_out) in names {
+            let bytes = bytes_of_alphabet(name);
+            let meets = |s: &Step| matches!(s, Step::Replace { pattern, .. } if name.contains(pattern.as_str()));
+            // After Fuse, ByteLevel reads the whole text in the byte alphabet or not at all: every name must be the
+            // same bytes in both readings, or spelled in the alphabet.
+            let read_alike = bytes.as_deref().is_some_and(|b| !spelled_out || b == name.as_bytes());
+            if !read_alike || (self.byte_fallback && fallback_byte(name).is_some()) || self.steps.iter().any(meets) {
+                return Err(format!(
+                    "its decoder mixes ByteLevel with other steps, which would change the token {name:?}; this is not supported"
+                ));
+            }
+        }
+        self.steps.clear();
+        self.byte_fallback = false;
+        Ok(())
     }
 
     fn add(&mut self, json: &Value, fused: &mut bool) -> Result<(), Failure> {
@@ -103,10 +128,8 @@ impl Decoding {
     /// The piece of a token named `name`; `added`: an added token, whose text is not spelled in the byte alphabet.
     /// `first`: it opens the text.
     pub fn piece(&self, name: &str, added: bool, first: bool) -> Piece {
-        if self.byte_fallback && name.len() == 6 && name.starts_with("<0x") && name.ends_with('>') {
-            if let Ok(byte) = u8::from_str_radix(&name[3..5], 16) {
-                return Piece { bytes: vec![byte], is_byte: true };
-            }
+        if let (true, Some(byte)) = (self.byte_fallback, fallback_byte(name)) {
+            return Piece { bytes: vec![byte], is_byte: true };
         }
         if self.byte_level {
             let bytes = if added { None } else { bytes_of_alphabet(name) };
@@ -146,6 +169,12 @@ impl Step {
             Step::Metaspace { replacement, .. } => text.replace(*replacement, " "),
         }
     }
+}
+
+/// The byte of a token named like `<0xE4>`.
+fn fallback_byte(name: &str) -> Option<u8> {
+    let digits = name.strip_prefix("<0x")?.strip_suffix('>')?;
+    if digits.len() == 2 { u8::from_str_radix(digits, 16).ok() } else { None }
 }
 
 /// The bytes that a word in the byte alphabet of GPT-2 stands for; None when a letter is not of that alphabet.

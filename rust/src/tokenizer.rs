@@ -32,7 +32,7 @@ impl Tokenizer {
     pub fn load(json: &str) -> Result<Tokenizer, Failure> {
         let reference = Reference::from_str(json).map_err(|e| format!("not a tokenizer that can be read: {e}"))?;
         let value: Value = serde_json::from_str(json).map_err(|e| e.to_string())?;
-        let decoding = Decoding::parse(&value["decoder"])?;
+        let mut decoding = Decoding::parse(&value["decoder"])?;
         // A byte-level normalizer puts the texts of normalized added tokens into the byte alphabet, too.
         let alphabet_normalizer = names_type(&value["normalizer"], "ByteLevel");
 
@@ -50,7 +50,12 @@ impl Tokenizer {
             normalized.push((pattern.get().to_string(), id, token.clone()));
         }
 
-        let vocab = reference.get_vocab(true).into_values().map(|id| id as usize + 1).max().unwrap_or(0);
+        let names = reference.get_vocab(true);
+        decoding.settle(names.iter().map(|(name, id)| {
+            let token = added.get_added_tokens_decoder().get(id);
+            (name.as_str(), token.is_some_and(|t| !(t.normalized && alphabet_normalizer)))
+        }))?;
+        let vocab = names.into_values().map(|id| id as usize + 1).max().unwrap_or(0);
         const MOST: usize = 1 << 24;
         if vocab > MOST {
             return Err(format!("its largest token id is {}; up to {} are supported", vocab - 1, MOST - 1));

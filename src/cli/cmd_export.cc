@@ -19,7 +19,8 @@ Json report_json(const model::ExportReport& r) {
   for (const auto& [reason, count] : r.skipped) skipped[reason] = count;
   Json dequantized = Json::array();
   for (const auto& d : r.dequantized)
-    dequantized.push_back({{"kind", d.kind}, {"format", d.format}, {"dtype", dtype_name(d.dtype)}, {"tensors", d.tensors}});
+    dequantized.push_back(
+        {{"kind", d.kind}, {"format", d.format}, {"dtype", dtype_name(d.dtype)}, {"tensors", d.tensors}});
   return {{"name", r.info.name},
           {"family", r.family},
           {"model_type", r.info.model_type},

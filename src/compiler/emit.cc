@@ -77,9 +77,9 @@ class Emitter {
     } else {
       MI_TRY_VOID(emit_plain(t, sources));
     }
-    for (const Source& s : sources) give_back(s.name);
+    for (const Source& s : sources) mir_.give_back(s.name);
     if (has_scales(t))
-      for (const Source& s : sources) give_back(s.name + "_scale");
+      for (const Source& s : sources) mir_.give_back(s.name + "_scale");
     return {};
   }
 
@@ -89,12 +89,6 @@ class Emitter {
     if (progress_) progress_->advance(uint64_t(bytes));
     return {};
   }
-  void give_back(const std::string& name) const {
-    if (mir_.made.count(name)) return;
-    const auto& [file, entry] = mir_.index.find(name)->second;
-    mir_.files[size_t(file)]->file().drop(entry->begin, entry->end - entry->begin);
-  }
-
   // Rows [r0, r0 + rows) of expert e, all sources, into chunk_ (packed, zero padding).
   Status pack_rows(const WeightTensor& t, const std::vector<Source>& sources, int64_t e, int64_t r0, int64_t rows) {
     chunk_.assign(size_t(artifact::packed_bytes(t.packing, rows * t.k_pad)), std::byte{0});

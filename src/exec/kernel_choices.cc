@@ -18,6 +18,10 @@ const char* float_isa(const hw::CpuFeatures& cpu) {
 #endif
 }
 
+bool bf16_dot(const Context& c, const Instr& i) {
+  return i.op == Op::kAttention && kernels::attention_uses_bf16_dot(c.caches[size_t(i.layer)].kind, c.cpu);
+}
+
 std::string kernel_of(const Context& c, const Instr& i) {
   std::string text;
   for (const artifact::InstrWeight& w : i.weights) {
@@ -28,7 +32,7 @@ std::string kernel_of(const Context& c, const Instr& i) {
     const std::string one = fmt::format("{}{} {}", kernels::gemm_format_name(f), group, c.gemm[size_t(f)]->name);
     if (text.find(one) == std::string::npos) text += (text.empty() ? "" : ", ") + one;
   }
-  if (i.op == Op::kAttention || i.op == Op::kKvAppend) text = fmt::format("{} cache, {}", c.options.kv_type, float_isa(c.cpu));
+  if (i.op == Op::kAttention || i.op == Op::kKvAppend) text = fmt::format("{} cache, {}", c.options.kv_type, bf16_dot(c, i) ? "avx512_bf16" : float_isa(c.cpu));
   return text.empty() ? float_isa(c.cpu) : text;
 }
 
@@ -64,6 +68,7 @@ KernelChoice describe_kernel(const Context& c, const Instr& i) {
     const std::string why = why_gemm(c, gemm_format(weight));
     if (choice.why.find(why) == std::string::npos) choice.why += (choice.why.empty() ? "" : "; ") + why;
   }
+  if (bf16_dot(c, i)) choice.why = "the cache is bfloat16 and this CPU multiplies pairs of it";
   if (choice.why.empty()) choice.why = why_float(c);
   return choice;
 }

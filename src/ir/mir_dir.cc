@@ -165,6 +165,13 @@ TensorView MirDir::weight(std::string_view full_name) const {
   return files[size_t(it->second.first)]->view(*it->second.second);
 }
 
+void MirDir::give_back(std::string_view full_name) const {
+  const auto it = index.find(full_name);
+  if (it == index.end() || made.count(full_name)) return;
+  const auto& [file, entry] = it->second;
+  files[size_t(file)]->file().drop(entry->begin, entry->end - entry->begin);
+}
+
 struct MirWriter::Impl {
   Path out;
   std::vector<SafetensorsWriter::Decl> order;

@@ -32,6 +32,8 @@ struct MirDir {
   static Result<MirDir> open(const Path& dir);
   // Precondition: declared by the graph (MI_CHECK).
   TensorView weight(std::string_view full_name) const;
+  // The kernel may take back the memory of a mapped tensor; reading it again costs a page fault.
+  void give_back(std::string_view full_name) const;
   bool has(std::string_view full_name) const {
     return index.find(full_name) != index.end() || made.find(full_name) != made.end();
   }

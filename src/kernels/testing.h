@@ -19,6 +19,7 @@ inline std::vector<hw::CpuFeatures> float_builds() {
   std::vector<hw::CpuFeatures> all = {{}};
   if (machine.avx2) all.push_back({.avx2 = true});
   if (machine.avx512) all.push_back({.avx2 = true, .avx512 = true});
+  if (machine.avx512_bf16) all.push_back({.avx2 = true, .avx512 = true, .avx512_bf16 = true});
   return all;
 }
 

@@ -31,9 +31,7 @@ int64_t layer_number(std::string_view name, std::string_view layer_prefix) {
 
 bool is_vector_name(const std::string& local) { return !local.ends_with(".weight"); }
 // Some format stores codes or packed numbers in it.
-bool can_be_quantized(DType t) {
-  return t == DType::kI8 || t == DType::kU8 || t == DType::kI32 || t == DType::kF8E4M3;
-}
+bool can_be_quantized(DType t) { return t == DType::kI8 || t == DType::kU8 || t == DType::kI32 || t == DType::kF8E4M3; }
 bool is_linear(ir::Mark m, const std::string& local) {
   return m != ir::Mark::kNorm && m != ir::Mark::kEmbedding && m != ir::Mark::kConstant && local.ends_with(".weight");
 }
@@ -176,9 +174,10 @@ Result<std::shared_ptr<const formats::Stored>> Binder::stored_form(const Checkpo
     return std::shared_ptr<const formats::Stored>();
   }
   if (!can_be_quantized(dtype))
-    return bad_input("{}: tensor {} is {}; export takes F32, BF16 and F16, and quantized weights with a "
-                     "quantization_config",
-                     t.path(), t.name(), dtype_name(dtype));
+    return bad_input(
+        "{}: tensor {} is {}; export takes F32, BF16 and F16, and quantized weights with a "
+        "quantization_config",
+        t.path(), t.name(), dtype_name(dtype));
   if (!scheme_)
     return bad_input("{}: tensor {} is {}, but config.json has no quantization_config that says how it is scaled",
                      t.path(), t.name(), dtype_name(dtype));
@@ -250,9 +249,8 @@ Result<WeightInfo> Binder::need(int32_t layer, const std::string& local, const S
     MI_TRY(ops_[ops_key], parse_view_ops(best.alternative->ops, &config_, recipe_.file + ": " + local));
   }
   const std::vector<ViewOp>& ops = ops_[ops_key];
-  const std::vector<std::string> known_as = best.alternative->known_as.empty()
-                                                ? best.alternative->from
-                                                : std::vector{best.alternative->known_as};
+  std::vector<std::string> known_as = best.alternative->from;
+  if (!best.alternative->known_as.empty()) known_as.assign(1, best.alternative->known_as);
   for (const std::string& name : known_as)
     s.origin.from.push_back(original(replace(name, "{layer}", std::to_string(layer))));
   s.origin.ops = ops;
@@ -272,8 +270,8 @@ Result<WeightInfo> Binder::need(int32_t layer, const std::string& local, const S
     if (p.view.dim != expected) {
       mismatches_.push_back(fmt::format(
           "{}: tensor {} has shape {}{}, expected {} (for {})", t->path(), t->name(), shape_text(t->entry->shape),
-          ops.empty() ? "" : fmt::format(", which after {} is {}", ops_text(ops), shape_text(p.view.dim)), shape_text(expected),
-          full));
+          ops.empty() ? "" : fmt::format(", which after {} is {}", ops_text(ops), shape_text(p.view.dim)),
+          shape_text(expected), full));
       used_.insert(t);
       return WeightInfo{};
     }

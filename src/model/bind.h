@@ -24,7 +24,7 @@ namespace mi::model {
 
 struct Part {
   const Checkpoint::Tensor* tensor = nullptr;
-  StridedView view;  // where the tensor is stored quantized, only its dimensions count
+  StridedView view;                               // where the tensor is stored quantized, only its dimensions count
   std::shared_ptr<const formats::Stored> stored;  // nullptr: plain floats
 };
 

@@ -1,8 +1,8 @@
 #pragma once
-// The tensors of a GGUF file, or of a checkpoint folder: model.safetensors, or shards with model.safetensors.index.json, or a complete set
-// of shards model-00001-of-000NN.safetensors without index. Index, shard headers and disk are compared three ways; a
-// shard or tensor that one of them knows and another does not is an error that names it. Names that leave the folder
-// are never opened.
+// The tensors of a GGUF file, or of a checkpoint folder: model.safetensors, or shards with
+// model.safetensors.index.json, or a complete set of shards model-00001-of-000NN.safetensors without index. Index,
+// shard headers and disk are compared three ways; a shard or tensor that one of them knows and another does not is an
+// error that names it. Names that leave the folder are never opened.
 
 #include <map>
 #include <memory>
@@ -19,7 +19,8 @@ class Checkpoint {
  public:
   struct Tensor {
     const MappedFile* file = nullptr;
-    const Safetensors::Entry* entry = nullptr;  // of GGUF: dtype U8 stands for blocks of gguf_type, in the weight's shape
+    const Safetensors::Entry* entry =
+        nullptr;  // of GGUF: dtype U8 stands for blocks of gguf_type, in the weight's shape
     std::optional<uint32_t> gguf_type = std::nullopt;  // formats/gguf_blocks.h; of floats: none
     const std::string& name() const { return entry->name; }
     std::string path() const { return file->path().string(); }

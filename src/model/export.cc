@@ -25,7 +25,8 @@ namespace fs = std::filesystem;
 
 // What is wrong with the checkpoint, with the way out where the message has none yet.
 Error with_way_out(const Error& e) {
-  constexpr std::string_view kWays[] = {"fetch", "did you mean", "known are", "correct", "remove", "--"};
+  constexpr std::string_view kWays[] = {"fetch",  "did you mean", "known are", "correct",
+                                        "remove", "--",           "use the",   "use another"};
   const std::string& m = e.message();
   const bool has =
       std::any_of(std::begin(kWays), std::end(kWays), [&](std::string_view w) { return m.find(w) != m.npos; });
@@ -43,7 +44,8 @@ Result<Located> locate(const ExportOptions& o) {
   std::error_code ec;
   if (fs::is_regular_file(o.model_dir, ec)) {
     if (o.model_dir.extension() == ".gguf") return Located{.gguf = o.model_dir};
-    if (o.dummy_weights && o.model_dir.extension() == ".json") return Located{o.model_dir.parent_path(), o.model_dir, {}};
+    if (o.dummy_weights && o.model_dir.extension() == ".json")
+      return Located{o.model_dir.parent_path(), o.model_dir, {}};
     return bad_input(
         "{}: is a file; --model-dir takes the folder that holds config.json and the weights, or a .gguf file",
         o.model_dir.string());
@@ -299,32 +301,34 @@ Status make_plan(const ExportOptions& o, const Located& at, Plan* p, ExportRepor
   const Path& config_path = at.gguf.empty() ? at.config : at.gguf;
   std::string model_type;
   Json root;
+  GgufModel gguf;
   if (!at.gguf.empty()) {
     if (o.dummy_weights || !o.family_file.empty())
       return bad_input("{}: is a GGUF file, which {} is not for; give the folder of a checkpoint", at.gguf.string(),
                        o.dummy_weights ? "--dummy-weights" : "--family-file");
     GgufHeader header;
     MI_TRY(p->checkpoint, Checkpoint::open_gguf(at.gguf, &header));
-    MI_TRY(GgufModel m, read_gguf_model(header, at.gguf.string()));
-    if (!o.model_type.empty() && !accepts(m.recipe, o.model_type))
+    MI_TRY(gguf, read_gguf_model(header, at.gguf.string()));
+    if (!o.model_type.empty() && !accepts(gguf.recipe, o.model_type))
       return bad_input("--model-type is '{}', but {} holds a model of the family {}; correct one of them", o.model_type,
-                       at.gguf.string(), m.recipe.family);
-    p->gguf = m.arch;
-    p->recipe = std::move(m.recipe);
-    p->text = std::move(m.text);
-    root = std::move(m.config);
-    model_type = m.model_type;
+                       at.gguf.string(), gguf.recipe.family);
+    p->gguf = gguf.arch;
+    p->recipe = gguf.recipe;
+    p->text = gguf.text;
+    root = gguf.config;
+    model_type = gguf.model_type;
   } else {
     MI_TRY(root, read_json(config_path));
     MI_TRY(p->recipe, choose_recipe(o, root, config_path.string(), &model_type));
   }
   r->notes = p->recipe.notes;
+  r->notes.insert(r->notes.end(), gguf.notes.begin(), gguf.notes.end());
   MI_TRY(p->config, Config::create(std::move(root), config_path.string(), p->recipe.keys, p->recipe.text_config));
   Config& c = *p->config;
   MI_TRY(p->arch, resolve_arch(p->recipe, c));
   p->arch.model_type = model_type;
   if (p->gguf) {
-    follow_gguf(*p->gguf, &p->arch);
+    if (auto s = follow_gguf(gguf, &p->arch); !s.ok()) return s.error().with_context(config_path.string());
   } else {
     MI_TRY(p->scheme, QuantScheme::read(c, o.dummy_weights ? Path() : at.dir));
   }
@@ -359,9 +363,11 @@ Status make_plan(const ExportOptions& o, const Located& at, Plan* p, ExportRepor
     // What is dequantized gets its type once all of its kind is known.
     MI_TRY(const bool settled, p->binder->settle_dtypes());
     if (settled) {
-      MI_TRY(p->graph, build_graph(p->arch, tied, [&](int32_t layer, const std::string& local, const Shape&, ir::Mark mark) {
-        return mark == ir::Mark::kConstant ? WeightInfo{DType::kF32} : p->binder->info(ir::full_name(local, layer));
-      }));
+      MI_TRY(p->graph,
+             build_graph(p->arch, tied, [&](int32_t layer, const std::string& local, const Shape&, ir::Mark mark) {
+               return mark == ir::Mark::kConstant ? WeightInfo{DType::kF32}
+                                                  : p->binder->info(ir::full_name(local, layer));
+             }));
     }
     r->dequantized = p->binder->dequantized();
     for (const std::string& n : p->binder->notes()) r->notes.push_back(n);
@@ -371,8 +377,8 @@ Status make_plan(const ExportOptions& o, const Located& at, Plan* p, ExportRepor
   }
   ir::ModelInfo& info = p->graph.info;
   if (!p->text.eos_ids.empty()) info.eos_ids = p->text.eos_ids;
-  info.name = !o.name.empty()   ? o.name
-              : p->gguf           ? at.gguf.stem().string()
+  info.name = !o.name.empty()  ? o.name
+              : p->gguf        ? at.gguf.stem().string()
               : at.dir.empty() ? fs::weakly_canonical(".").filename().string()
                                : fs::weakly_canonical(at.dir).filename().string();
   if (auto s = ir::verify(p->graph); !s.ok()) return s.error().with_context(config_path.string());

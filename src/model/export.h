@@ -19,7 +19,8 @@
 namespace mi::model {
 
 struct ExportOptions {
-  Path model_dir;  // checkpoint folder, or a GGUF file (or a folder with one and no config.json); with dummy_weights only its config.json is read (or the path of that file)
+  Path model_dir;  // checkpoint folder, or a GGUF file (or a folder with one and no config.json); with dummy_weights
+                   // only its config.json is read (or the path of that file)
   Path output;     // new MIR directory; empty: everything is checked and explained, nothing is written
   std::string model_type;      // "" = config.json's; hyphens and underscores are equal
   std::string name;            // served name; "" = the folder's name
@@ -45,8 +46,8 @@ struct ExportReport {
   int64_t used_tensors = 0;
   std::vector<std::pair<std::string, int64_t>> skipped;  // reason -> tensors
   std::vector<Dequantized> dequantized;
-  int64_t parameters = 0;                                // numbers written (scales and constants apart)
-  uint64_t bytes = 0;                                    // of weights written
+  int64_t parameters = 0;  // numbers written (scales and constants apart)
+  uint64_t bytes = 0;      // of weights written
   double seconds = 0;
   bool has_tokenizer = false, has_chat_template = false;
   std::vector<std::string> notes;  // for the user; warnings begin with "warning: "

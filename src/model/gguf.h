@@ -18,8 +18,8 @@ namespace mi::model {
 struct GgufHeader {
   struct Tensor {
     std::string name;
-    uint32_t type = 0;  // formats/gguf_blocks.h
-    Shape shape;        // outermost first, as everywhere here; the file has them innermost first
+    uint32_t type = 0;              // formats/gguf_blocks.h
+    Shape shape;                    // outermost first, as everywhere here; the file has them innermost first
     uint64_t begin = 0, bytes = 0;  // in the file
   };
   uint32_t version = 0;

@@ -16,7 +16,8 @@ struct GgufArch {
   const char* arch;    // general.architecture
   const char* family;  // of a recipe
   bool moe = true;     // has layers with experts; "llama" is one architecture with and without
-  bool pairs = false;  // rotates neighbouring pairs where our family rotates halves, with the rows of q and k in that order
+  bool pairs =
+      false;  // rotates neighbouring pairs where our family rotates halves, with the rows of q and k in that order
   const char* mlp_norm = "ffn_norm";
   // Config values that the architecture has built in, by the recipe's canonical names.
   std::vector<std::pair<const char*, Json>> built_in = {};
@@ -24,7 +25,7 @@ struct GgufArch {
 };
 
 const std::vector<GgufArch>& gguf_archs();
-const GgufArch* find_gguf_family(std::string_view family);              // nullptr: has none
+const GgufArch* find_gguf_family(std::string_view family);                // nullptr: has none
 const GgufArch* find_gguf_arch(std::string_view arch, bool has_experts);  // nullptr: unknown
 
 // "attn_q.weight" for "attn.q.weight", without "blk.N."; "token_embd.weight" for "embed.weight". "" for a weight that

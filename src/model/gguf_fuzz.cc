@@ -18,7 +18,7 @@ void read_blocks(std::span<const std::byte> bytes, const mi::model::GgufHeader::
   if (!can_read_gguf(t.type) || !count || *count == 0 || *count > kMostValues) return;
   const int64_t cols = t.shape.empty() ? 1 : t.shape.back(), rows = *count / cols;
   const GgufRows m{t.type, bytes.data() + t.begin, rows, cols};
-  std::vector<float> all(size_t(*count)), last(static_cast<size_t>(cols));
+  std::vector<float> all(static_cast<size_t>(*count)), last(static_cast<size_t>(cols));
   dequantize_rows(m, 0, rows, all.data());
   dequantize_rows(m, rows - 1, 1, last.data());
   MI_CHECK(std::memcmp(last.data(), all.data() + (rows - 1) * cols, size_t(cols) * 4) == 0, "{}", t.name);
@@ -33,9 +33,9 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   for (const auto& t : header->tensors) read_blocks(bytes, t);
   auto model = mi::model::read_gguf_model(*header, "fuzz");
   if (!model.ok()) return 0;
-  auto config = mi::model::Config::create(std::move(model->config), "fuzz", model->recipe.keys, model->recipe.text_config);
+  auto config = mi::model::Config::create(model->config, "fuzz", model->recipe.keys, model->recipe.text_config);
   if (!config.ok()) return 0;
   auto arch = mi::model::resolve_arch(model->recipe, *config);
-  if (arch.ok()) mi::model::follow_gguf(*model->arch, &*arch);
+  if (arch.ok()) (void)mi::model::follow_gguf(*model, &*arch);
   return 0;
 }

@@ -1,7 +1,9 @@
 #include "model/gguf_import.h"
 
 #include <algorithm>
+#include <set>
 
+#include "model/checkpoint.h"
 #include "model/formats/gguf_blocks.h"
 
 namespace mi::model {
@@ -27,6 +29,8 @@ constexpr Key kKeys[] = {
     {"shared_width", "expert_shared_feed_forward_length"},
     {"first_dense", "leading_dense_block_count"},
     {"moe_start", "leading_dense_block_count"},
+    {"groups", "expert_group_count"},
+    {"groups_keep", "expert_group_used_count"},
     {"renorm", "expert_weights_norm"},
     {"route_scale", "expert_weights_scale"},
     {"mtp_layers", "nextn_predict_layers"},
@@ -56,6 +60,8 @@ class Importer {
     MI_TRY_VOID(check_tensors());
     rename(*m.arch, &m.recipe);
     MI_TRY(m.config, config(*m.arch, m.recipe));
+    m.gating = get("expert_gating_func");
+    note_unread(&m.notes);
     return m;
   }
 
@@ -64,7 +70,10 @@ class Importer {
     const auto it = h_.keys.find(key);
     return it == h_.keys.end() ? Json() : it->second;
   }
-  Json get(const std::string& key) const { return top(prefix_ + key); }
+  Json get(const std::string& key) {
+    read_.insert(prefix_ + key);
+    return top(prefix_ + key);
+  }
   const GgufHeader::Tensor* tensor(const std::string& name) const {
     const auto it = std::find_if(h_.tensors.begin(), h_.tensors.end(), [&](const auto& t) { return t.name == name; });
     return it == h_.tensors.end() ? nullptr : &*it;
@@ -84,8 +93,9 @@ class Importer {
   Status check_tensors() const {
     for (const GgufHeader::Tensor& t : h_.tensors)
       if (!formats::can_read_gguf(t.type))
-        return bad_input("{}: tensor '{}' has the type {}, which is not read; known are {}: use another file of the model",
-                         path_, t.name, formats::find_gguf_block(t.type)->name, formats::readable_gguf_types());
+        return bad_input(
+            "{}: tensor '{}' has the type {}, which is not read; known are {}: use another file of the model", path_,
+            t.name, formats::find_gguf_block(t.type)->name, formats::readable_gguf_types());
     return {};
   }
 
@@ -111,7 +121,7 @@ class Importer {
   }
 
   // One number for all layers; some files list one per layer.
-  Result<Json> uniform(const std::string& key) const {
+  Result<Json> uniform(const std::string& key) {
     const Json v = get(key);
     if (!v.is_array()) return v;
     if (v.empty() || std::any_of(v.begin(), v.end(), [&](const Json& e) { return e != v[0]; }))
@@ -119,7 +129,7 @@ class Importer {
     return v[0];
   }
 
-  Result<Json> config(const GgufArch& a, const Recipe& r) const {
+  Result<Json> config(const GgufArch& a, const Recipe& r) {
     Json c = Json::object();
     c["model_type"] = r.model_types.front();
     const auto put = [&](const char* name, const Json& v) {
@@ -162,7 +172,7 @@ class Importer {
 
   // Layers that predict further tokens are counted among the blocks there.
   template <class Put>
-  Status layers(const Put& put) const {
+  Status layers(const Put& put) {
     const Json blocks = get("block_count"), extra = get("nextn_predict_layers");
     if (!blocks.is_number_unsigned() || (!extra.is_null() && !extra.is_number_unsigned()) ||
         (!extra.is_null() && extra.get<uint64_t>() >= blocks.get<uint64_t>()))
@@ -173,7 +183,7 @@ class Importer {
     return {};
   }
 
-  Status rope(Json* c) const {
+  Status rope(Json* c) {
     if (const Json base = get("rope.freq_base"); !base.is_null()) (*c)["rope_theta"] = base;
     const Json dims = get("rope.dimension_count"), head = get("attention.key_length");
     if (dims.is_number_unsigned() && head.is_number_unsigned() && head != 0)
@@ -181,16 +191,30 @@ class Importer {
     const Json type = get("rope.scaling.type");
     if (type.is_null() || type == "none") return {};
     if (type != "linear")
-      return bad_input("{}: {}rope.scaling.type is {}; only linear scaling is read from GGUF: use the safetensors "
-                       "checkpoint of the model",
-                       path_, prefix_, dump_json(type));
+      return bad_input(
+          "{}: {}rope.scaling.type is {}; only linear scaling is read from GGUF: use the safetensors "
+          "checkpoint of the model",
+          path_, prefix_, dump_json(type));
     (*c)["rope_scaling"] = {{"rope_type", "linear"}, {"factor", get("rope.scaling.factor")}};
     return {};
+  }
+
+  // The architecture's keys that nothing read, but for those that the tensors' shapes tell as well.
+  void note_unread(std::vector<std::string>* notes) const {
+    std::vector<std::string> unread;
+    for (const auto& [key, v] : h_.keys)
+      if (key.starts_with(prefix_) && !read_.count(key) && key != prefix_ + "vocab_size" &&
+          key != prefix_ + "attention.value_length" && key != prefix_ + "interleave_moe_layer_step")
+        unread.push_back(key);
+    if (!unread.empty())
+      notes->push_back(fmt::format("{}: {} {} no effect", Path(path_).filename().string(), list_text(unread, 12),
+                                   unread.size() == 1 ? "has" : "have"));
   }
 
   const GgufHeader& h_;
   const std::string& path_;
   std::string prefix_;
+  std::set<std::string, std::less<>> read_;
 };
 
 // The ids of tokenizer.json's special tokens by name, for tokenizer_config.json.
@@ -215,7 +239,8 @@ Result<Json> tokenizer_json(const GgufHeader& h) {
   };
   const Json model = get("model"), pre = get("pre"), tokens = get("tokens"), types = get("token_type"),
              merges = get("merges");
-  if (model != "gpt2") return bad_input("its tokenizer is {}, and only byte-level BPE ('gpt2') is rebuilt", dump_json(model));
+  if (model != "gpt2")
+    return bad_input("its tokenizer is {}, and only byte-level BPE ('gpt2') is rebuilt", dump_json(model));
   const auto rule = pre_tokenizer_of(pre.is_string() ? pre.get<std::string>() : "default");
   if (!rule) return bad_input("its pre-tokenizer {} is not known", dump_json(pre));
   const auto all_text = [](const Json& list) {
@@ -303,9 +328,16 @@ Result<GgufModel> read_gguf_model(const GgufHeader& h, const std::string& path) 
   return m;
 }
 
-void follow_gguf(const GgufArch& a, ArchSpec* spec) {
-  if (!a.pairs) return;
-  for (RopeSpec& r : spec->ropes) r.interleaved = true;
+Status follow_gguf(const GgufModel& m, ArchSpec* spec) {
+  const bool sigmoid = spec->moe.route.score == RouteScore::kSigmoid;
+  if (m.arch->moe && m.gating.is_number() && m.gating != 0 && (m.gating == 2) != sigmoid)
+    return bad_input(
+        "expert_gating_func is {}, but experts of the family {} are chosen by a {}: use the safetensors "
+        "checkpoint of the model",
+        dump_json(m.gating), m.arch->family, sigmoid ? "sigmoid (2)" : "softmax (1)");
+  if (m.arch->pairs)
+    for (RopeSpec& r : spec->ropes) r.interleaved = true;
+  return {};
 }
 
 }  // namespace mi::model

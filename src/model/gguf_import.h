@@ -19,15 +19,18 @@ struct GgufModel {
   std::string model_type;  // of the family's recipe
   Recipe recipe;           // the family's, reading "blk.{layer}." names
   Json config;
+  Json gating;  // expert_gating_func: 1 softmax, 2 sigmoid; null: not said
   TokenizerFiles text;
+  std::vector<std::string> notes;
 };
 
 // Refused by name: an architecture or a tensor type that is not known, a part of a split file, keys that say what the
 // family's graph does not do. path: of the file, for messages.
 Result<GgufModel> read_gguf_model(const GgufHeader& h, const std::string& path);
 
-// What only the file's architecture decides about the graph: rotation of neighbouring pairs.
-void follow_gguf(const GgufArch& a, ArchSpec* spec);
+// What only the file decides about the graph: rotation of neighbouring pairs. Refused: a router that is not the
+// family's.
+Status follow_gguf(const GgufModel& m, ArchSpec* spec);
 
 // The header's tokenizer as tokenizer.json, tokenizer_config.json and a chat template. One that cannot be rebuilt is
 // left out with a note.

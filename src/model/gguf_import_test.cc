@@ -68,6 +68,29 @@ TEST(GgufImport, KeysBecomeTheFamilysConfig) {
   EXPECT_EQ(arch->eps, 1e-6f);
 }
 
+TEST(GgufImport, TheRouterHasToBeTheFamilys) {
+  GgufHeader h = header();
+  const auto follow = [&](Json gating) {
+    h.keys["qwen3moe.expert_gating_func"] = std::move(gating);
+    const auto m = read_gguf_model(h, "x.gguf");
+    auto config = Config::create(m->config, "x.gguf", m->recipe.keys, m->recipe.text_config);
+    auto arch = resolve_arch(m->recipe, *config);
+    return follow_gguf(*m, &*arch);
+  };
+  EXPECT_TRUE(follow(1u).ok());
+  const Status s = follow(2u);
+  ASSERT_FALSE(s.ok());
+  EXPECT_THAT(s.error().message(), AllOf(HasSubstr("expert_gating_func is 2"), HasSubstr("softmax")));
+}
+
+TEST(GgufImport, KeysWithoutEffectAreNamed) {
+  GgufHeader h = header();
+  EXPECT_TRUE(read_gguf_model(h, "x.gguf")->notes.empty());
+  h.keys["qwen3moe.attention.temperature"] = 2.0f;
+  EXPECT_THAT(read_gguf_model(h, "dir/x.gguf")->notes,
+              ::testing::ElementsAre("x.gguf: qwen3moe.attention.temperature has no effect"));
+}
+
 TEST(GgufImport, LlamaIsTwoFamilies) {
   GgufHeader h;
   h.keys = {{"general.architecture", "llama"}, {"llama.block_count", 1u}};
@@ -90,7 +113,9 @@ TEST(GgufImport, RefusalsSayWhat) {
   EXPECT_THAT(refused([](GgufHeader& h) { h.keys["split.count"] = 3u; }), HasSubstr("3 parts"));
   EXPECT_THAT(refused([](GgufHeader& h) { h.tensors[1].type = 16; }),
               AllOf(HasSubstr("blk.0.ffn_gate_exps.weight"), HasSubstr("IQ2_XXS"), HasSubstr("Q4_K")));
-  EXPECT_THAT(refused([](GgufHeader& h) { h.keys["qwen3moe.attention.head_count_kv"] = Json::array({2, 4}); }),
+  EXPECT_THAT(refused([](GgufHeader& h) {
+                h.keys["qwen3moe.attention.head_count_kv"] = Json::array({2, 4});
+              }),
               HasSubstr("head_count_kv differs between layers"));
   EXPECT_THAT(refused([](GgufHeader& h) { h.keys["qwen3moe.rope.scaling.type"] = "yarn"; }), HasSubstr("yarn"));
   EXPECT_THAT(refused([](GgufHeader& h) { h.keys["qwen3moe.block_count"] = "many"; }), HasSubstr("block_count"));
@@ -152,8 +177,10 @@ TEST(GgufImport, EveryWeightOfAFamilyHasItsName) {
     const auto r = find_recipe(a.family, "test");
     ASSERT_TRUE(r.ok()) << a.family;
     std::set<std::string> names;
-    for (const auto& [local, from] : r->layer)
-      if (const std::string n = gguf_tensor_name(a, local); !n.empty()) EXPECT_TRUE(names.insert(n).second) << n;
+    for (const auto& [local, from] : r->layer) {
+      const std::string n = gguf_tensor_name(a, local);
+      EXPECT_TRUE(n.empty() || names.insert(n).second) << n;
+    }
     for (const char* needed : {"attn_q.weight", "attn_output.weight"}) EXPECT_EQ(names.count(needed), 1u) << a.family;
     EXPECT_EQ(names.count(a.moe ? "ffn_down_exps.weight" : "ffn_down.weight"), 1u) << a.family;
   }

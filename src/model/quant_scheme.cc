@@ -155,7 +155,8 @@ Status QuantScheme::read_group(const Json& g, const std::string& top, const std:
     demand(w, "group_size", {32, Json()}, weights, &odd);
   } else if (format == "mxfp4-pack-quantized" || format == "nvfp4-pack-quantized") {
     const bool mx = format[0] == 'm';
-    f = {.layout = mx ? Layout::kMxFp4 : Layout::kNvFp4, .bits = 4, .strategy = Strategy::kGroup, .group = mx ? 32 : 16};
+    f = {
+        .layout = mx ? Layout::kMxFp4 : Layout::kNvFp4, .bits = 4, .strategy = Strategy::kGroup, .group = mx ? 32 : 16};
     demand(w, "type", {"float"}, weights, &odd);
     demand(w, "num_bits", {4}, weights, &odd);
     demand(w, "group_size", {f.group, Json()}, weights, &odd);
@@ -172,7 +173,8 @@ Status QuantScheme::read_group(const Json& g, const std::string& top, const std:
     f.static_activations = field(x, "dynamic") == false;
     f.asymmetric_activations = field(x, "symmetric") == false;
   }
-  if (unsupported_.empty() && !odd.empty()) unsupported_ = fmt::format("quant_method 'compressed-tensors' with {}", odd);
+  if (unsupported_.empty() && !odd.empty())
+    unsupported_ = fmt::format("quant_method 'compressed-tensors' with {}", odd);
   out->format = f;
   return {};
 }
@@ -197,7 +199,8 @@ Status QuantScheme::read_compressed_tensors(const Json& q, const std::string& wh
   if (!is_empty(sparsity) && field(sparsity, "format") != "dense" && odd.empty())
     odd = "sparsity_config " + dump_json(sparsity);
   demand(q, "quantization_status", {"compressed", Json()}, "quantization_config", &odd);
-  if (unsupported_.empty() && !odd.empty()) unsupported_ = fmt::format("quant_method 'compressed-tensors' with {}", odd);
+  if (unsupported_.empty() && !odd.empty())
+    unsupported_ = fmt::format("quant_method 'compressed-tensors' with {}", odd);
   if (!is_empty(field(q, "kv_cache_scheme")))
     notes_.push_back("kv_cache_scheme is not followed: 'build' decides how keys and values are kept");
   return {};
@@ -321,7 +324,8 @@ std::vector<std::string> QuantScheme::notes() const {
   std::vector<std::string> out = notes_;
   if (!is_strict()) return out;
   const auto count = [&](const char* kind, const Pattern& p) {
-    out.push_back(fmt::format("{}quantization {} '{}': {} modules", p.matches ? "" : "warning: ", kind, p.text, p.matches));
+    out.push_back(
+        fmt::format("{}quantization {} '{}': {} modules", p.matches ? "" : "warning: ", kind, p.text, p.matches));
   };
   for (const Group& g : groups_)
     for (const Pattern& p : g.targets) count("target", p);

@@ -19,8 +19,8 @@ namespace mi::model {
 
 class QuantScheme {
  public:
-  // nullopt: the config has no quantization_config. An unknown quant_method is refused. folder: of the checkpoint, whose
-  // hf_quant_config.json (ModelOpt) stands in for a config without quantization_config; empty: none.
+  // nullopt: the config has no quantization_config. An unknown quant_method is refused. folder: of the checkpoint,
+  // whose hf_quant_config.json (ModelOpt) stands in for a config without quantization_config; empty: none.
   static Result<std::optional<QuantScheme>> read(Config& c, const Path& folder);
 
   const std::string& method() const { return method_; }

@@ -61,9 +61,9 @@ Status WeightWriter::check_rows(const std::byte* data, DType t, int64_t row, int
   float value = 0;
   convert_to_f32(data + scan.bad * int64_t(dtype_bytes(t)), t, &value, 1);
   return bad_input("{}: tensor {} holds {} ({}{}, row {}, column {}); the checkpoint is damaged, fetch it again",
-                   p->part.tensor->path(), p->part.tensor->name(), std::isnan(value) ? "NaN" : "infinity",
-                   p->full_name, experts ? fmt::format(", expert {}", at / shape[1]) : "",
-                   experts ? at % shape[1] : at, scan.bad % cols);
+                   p->part.tensor->path(), p->part.tensor->name(), std::isnan(value) ? "NaN" : "infinity", p->full_name,
+                   experts ? fmt::format(", expert {}", at / shape[1]) : "", experts ? at % shape[1] : at,
+                   scan.bad % cols);
 }
 
 Status WeightWriter::write_part(Place* p) {
@@ -137,7 +137,8 @@ Status WeightWriter::write_dequantized(Place* p) {
     matrix->rows(r, n, floats_.data());
     std::span<const float> x = floats_;
     if (!ops.empty()) {
-      const TensorView whole{DType::kF32, {n, in}, reinterpret_cast<const std::byte*>(floats_.data()), floats_.size() * 4};
+      const TensorView whole{
+          DType::kF32, {n, in}, reinterpret_cast<const std::byte*>(floats_.data()), floats_.size() * 4};
       MI_TRY(const StridedView moved, apply(ops, view_of(whole), false));
       moved_.resize(size_t(moved.count()));
       gather(moved, 0, moved.count(), reinterpret_cast<std::byte*>(moved_.data()));

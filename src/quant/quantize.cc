@@ -385,6 +385,7 @@ class Walk {
       const TensorView v = made != rounded.made.end() ? made->second->view() : mir_.weight(name);
       MI_TRY_VOID(writer.write({v.data, v.bytes}));
       if (mir_.has(name)) progress->advance(mir_.weight(name).bytes, name);
+      mir_.give_back(name);
     }
     return {};
   }

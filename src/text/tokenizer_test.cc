@@ -364,5 +364,29 @@ TEST(Tokenizer, TruncationAndPaddingOfTheFileAreIgnored) {
   std::filesystem::remove(path);
 }
 
+// Converters from other formats write such decoders; here no token can meet the steps before ByteLevel.
+TEST(Tokenizer, StepsThatNoTokenMeetsAreLeftOut) {
+  Json base = *read_json(in_source("tests/data/text/base.json"));
+  const Json byte_level = base["decoder"];
+  base["decoder"] = Json{{"type", "Sequence"},
+                         {"decoders",
+                          {Json{{"type", "ByteFallback"}}, Json{{"type", "Fuse"}},
+                           Json{{"type", "Replace"}, {"pattern", {{"String", "\u2581"}}}, {"content", " "}}, byte_level}}};
+  const auto path = std::filesystem::temp_directory_path() / "mi_text_settled.json";
+  ASSERT_TRUE(write_file(path, base.dump()).ok());
+  auto t = Tokenizer::load(path);
+  ASSERT_TRUE(t.ok()) << t.error().message();
+  const Ids ids = *(*t)->encode("one caf\u00e9 \u2581 two", true);
+  EXPECT_EQ(*(*t)->decode(ids, false), *small("base")->decode(ids, false));
+
+  base["added_tokens"].push_back(Json{{"id", 320}, {"content", "<0x41>"}, {"single_word", false}, {"lstrip", false},
+                                      {"rstrip", false}, {"normalized", false}, {"special", false}});
+  ASSERT_TRUE(write_file(path, base.dump()).ok());
+  t = Tokenizer::load(path);
+  ASSERT_FALSE(t.ok());
+  EXPECT_THAT(t.error().message(), testing::HasSubstr("<0x41>"));
+  std::filesystem::remove(path);
+}
+
 }  // namespace
 }  // namespace mi::text

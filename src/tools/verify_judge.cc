@@ -45,7 +45,10 @@ std::string judged_precision(const artifact::Manifest& m) {
   const auto any = [&](Packing p) {
     return std::any_of(m.weights.begin(), m.weights.end(), [p](const auto& w) { return w.packing == p; });
   };
-  return any(Packing::kPackedI4) ? "w4a8" : any(Packing::kPackedI8) ? "w8a8" : any(Packing::kPackedBF16) ? "bf16" : "fp32";
+  return any(Packing::kPackedI4)     ? "w4a8"
+         : any(Packing::kPackedI8)   ? "w8a8"
+         : any(Packing::kPackedBF16) ? "bf16"
+                                     : "fp32";
 }
 
 Judge::Judge(const std::string& precision, const std::string& kv_type, VerifyLimits limits)

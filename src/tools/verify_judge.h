@@ -11,8 +11,8 @@
 
 namespace mi::tools {
 
-// The precision by which an engine is judged: its own, but one that counts as fp32 because most of its matrices are float
-// rounds too where some are not.
+// The precision by which an engine is judged: its own, but one that counts as fp32 because most of its matrices are
+// float rounds too where some are not.
 std::string judged_precision(const artifact::Manifest& m);
 
 class Judge {

@@ -2,6 +2,8 @@
 
 #include "kernels/attention/attention.h"
 
+#include <xmmintrin.h>
+
 #include <algorithm>
 #include <limits>
 
@@ -34,10 +36,24 @@ struct SelectionCursor {
   }
 };
 
+// Denormals are zeros meanwhile, if `on`.
+class FlushDenormals {
+ public:
+  explicit FlushDenormals(bool on) : before_(_mm_getcsr()) {
+    if (on) _mm_setcsr(before_ | 0x8040);     // flush to zero, denormals are zeros
+  }
+  ~FlushDenormals() { _mm_setcsr(before_); }
+  FlushDenormals(const FlushDenormals&) = delete;
+
+ private:
+  const unsigned before_;
+};
+
 class Call {
  public:
   Call(const AttentionParams& p, const AttentionArgs& a, AttentionWorkspace& ws, const hw::CpuFeatures& cpu)
-      : p_(p), a_(a), cache_(*a.cache), ws_(ws), cpu_(cpu), group_(p.heads / p.kv_heads), v_pad_(a.cache->v_pad()) {}
+      : p_(p), a_(a), cache_(*a.cache), ws_(ws), cpu_(cpu), group_(p.heads / p.kv_heads), v_pad_(a.cache->v_pad()),
+        pairs_(a.cache->kind == KvKind::kBF16), bf16_dot_(attention_uses_bf16_dot(a.cache->kind, cpu)) {}
 
   void run(hw::ThreadPool& pool) {
     plan(pool.threads());
@@ -49,6 +65,7 @@ class Call {
   // Memory of one task on its thread.
   struct Scratch {
     float *q, *keys, *values, *acc, *part, *sinks;
+    uint16_t* q_bf16;
     uint64_t* masks;
     float** out_rows;
     SelectionCursor* cursors;
@@ -57,9 +74,13 @@ class Call {
     const int64_t rows = tokens * group_;
     Scratch s{};
     carve_scratch([&](ScratchCarver& c) {
-      s.q = c.take<float>(rows * p_.k_dim);
-      s.keys = c.take<float>(kBlock * p_.k_dim);
-      s.values = c.take<float>(kBlock * v_pad_);
+      if (bf16_dot_) {
+        s.q_bf16 = c.take<uint16_t>(rows * cache_.k_rows());
+      } else {
+        s.q = c.take<float>(rows * cache_.k_rows());
+        s.keys = c.take<float>(kBlock * cache_.k_rows());
+        s.values = c.take<float>(kBlock * v_pad_);
+      }
       s.acc = c.take<float>(state_floats(rows));
       s.part = c.take<float>(state_floats(rows));
       s.sinks = c.take<float>(rows);
@@ -125,12 +146,20 @@ class Call {
   }
 
   void compute(const Task& t) const {
+    const FlushDenormals flush(pairs_);
     const KvChunk& c = chunk(t);
     const Scratch s = scratch(t.tokens);
     const int64_t rows = t.tokens * group_, head = t.kv_head * group_;
     for (int64_t i = 0; i < t.tokens; ++i) {
       const int64_t row = c.row + t.token + i;
-      std::copy_n(row_at(a_.q, a_.q_stride, row) + head * p_.k_dim, group_ * p_.k_dim, s.q + i * group_ * p_.k_dim);
+      const float* q = row_at(a_.q, a_.q_stride, row) + head * p_.k_dim;
+      if (pairs_)
+        for (int64_t h = 0; h < group_; ++h) {
+          const int64_t at = (i * group_ + h) * cache_.k_rows();
+          MI_PICK(attn_round_row, cpu_)(q + h * p_.k_dim, p_.k_dim, cache_.k_rows(), s.q ? s.q + at : nullptr, s.q_bf16 ? s.q_bf16 + at : nullptr);
+        }
+      else
+        std::copy_n(q, group_ * p_.k_dim, s.q + i * group_ * p_.k_dim);
       if (a_.selection) s.cursors[i] = {row_at(a_.selection, a_.selection_stride, row) + t.kv_head * a_.topk, a_.topk};
     }
     if (t.partial >= 0) return run_split(t, s, t.split_begin, state(ws_.partials.data() + t.partial, rows));
@@ -144,6 +173,7 @@ class Call {
   }
 
   void merge(const Task& t) const {
+    const FlushDenormals flush(pairs_);
     const Scratch s = scratch(t.tokens);
     const int64_t rows = t.tokens * group_;
     float* at = ws_.partials.data() + t.partial;
@@ -171,17 +201,27 @@ class Call {
       }
       if (any == 0) continue;
       const int64_t n = (kBlock - __builtin_clzll(any) + 15) / 16 * 16;
-      BlockArgs args;
+      BlockArgs args{};
       args.rows = t.tokens * group_;
-      args.q = s.q;
-      args.dim = p_.k_dim;
-      args.keys = view_keys(cache_, c.pages[b], t.kv_head, n, s.keys, cpu_);
-      args.values = view_values(cache_, c.pages[b], t.kv_head, n, s.values, cpu_);
+      args.dim = cache_.k_rows();
+      args.pairs = pairs_;
       args.v_pad = v_pad_;
       args.masks = s.masks;
       args.scale = p_.scale;
       args.softcap = p_.softcap;
       args.state = out;
+#if !defined(MI_SCALAR_ONLY)
+      if (bf16_dot_) {
+        args.q_bf16 = s.q_bf16;
+        args.keys_bf16 = reinterpret_cast<const uint16_t*>(cache_.keys(c.pages[b], t.kv_head));
+        args.values_bf16 = reinterpret_cast<const uint16_t*>(cache_.values(c.pages[b], t.kv_head));
+        avx512bf16::attn_block(args);
+        continue;
+      }
+#endif
+      args.q = s.q;
+      args.keys = view_keys(cache_, c.pages[b], t.kv_head, n, s.keys, cpu_);
+      args.values = view_values(cache_, c.pages[b], t.kv_head, n, s.values, cpu_);
       MI_PICK(attn_block, cpu_)(args);
     }
   }
@@ -206,9 +246,22 @@ class Call {
   const hw::CpuFeatures& cpu_;
   const int64_t group_;      // heads per KV head
   const int64_t v_pad_;
+  const bool pairs_;         // the cache is bfloat16: attention.h
+  const bool bf16_dot_;
 };
 
 }  // namespace
+
+bool attention_uses_bf16_dot(KvKind kind, const hw::CpuFeatures& cpu) {
+#if defined(MI_SCALAR_ONLY)
+  static_cast<void>(kind), static_cast<void>(cpu);
+  return false;
+#else
+  if (kind != KvKind::kBF16 || !cpu.avx512 || !cpu.avx512_bf16) return false;
+  static const bool as_promised = avx512bf16::dot_is_two_fma();
+  return as_promised;
+#endif
+}
 
 void attention_run(const AttentionParams& p, const AttentionArgs& a, AttentionWorkspace& ws, hw::ThreadPool& pool,
                    const hw::CpuFeatures& cpu) {

@@ -3,12 +3,15 @@
 // appended first and then read back from the cache like all others, so how a prompt was cut into chunks leaves no trace.
 //
 // A row (token, head) is computed from its own query and the cache alone:
-//   s_j  = (sum over d ascending of q_d k_jd, one fma chain) * scale, then softcap * tanh(s_j / softcap)
+//   s_j  = (sum over d ascending of q_d k_jd, one fma chain from 0) * scale, then softcap * tanh(s_j / softcap)
 //   positions in blocks of 64, ascending: m' = max(m, max s_j); p_j = exp(s_j - m'); c = exp(m - m')
 //     l = l c + sum p_j (fixed tree); o = o c, then fma over the block's positions, ascending
 //   blocks are folded into splits of kSplitTokens positions (absolute multiples), splits into the result, ascending:
 //     M' = max(M, m): L = L exp(M - M') + l exp(m - M'), O likewise
 //   sink: the denominator gains exp(sink - M'); result O / L
+// With a bfloat16 cache both products are what AVX-512 BF16 computes, so that this instruction can be used where it exists:
+//   q is rounded to bfloat16, and so is p_j in o (not in l); an fma chain takes d, and positions, in the order 1 0 3 2 5 4 ..;
+//   denormal operands and results count as zeros
 // Masked positions (after the row, outside the window, in blocks not selected) have p = 0 and change no bit. So the result
 // depends on neither the batch, chunking, threads nor ISA, although long contexts are computed by several threads.
 
@@ -63,6 +66,9 @@ struct AttentionArgs {
 };
 void attention_run(const AttentionParams& p, const AttentionArgs& a, AttentionWorkspace& ws, hw::ThreadPool& pool,
                    const hw::CpuFeatures& cpu = hw::cpu());
+
+// Whether attention over such a cache multiplies with AVX-512 BF16; the bits are the same.
+bool attention_uses_bf16_dot(KvKind kind, const hw::CpuFeatures& cpu);
 
 // tensor/op.h, IndexSelectParams. A NaN score counts as -inf.
 struct IndexSelectArgs {

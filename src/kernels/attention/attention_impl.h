@@ -1,7 +1,6 @@
 // The inner kernels of attention; compiled per ISA. block.h has the contract.
 
-#include "kernels/attention/block.h"
-#include "kernels/simd.h"
+#include "kernels/attention/softmax_tile.h"
 
 namespace mi::kernels::MI_ISA {
 
@@ -50,9 +49,27 @@ static inline V16 load_i8(const int8_t* p) {
   return r;
 }
 
+// 16 pairs of bfloat16: their first and second numbers.
+static inline V16 load_first(const uint16_t* p) {
+  I16 x;
+  memcpy(&x, p, 64);
+  return (V16)(x << 16);
+}
+static inline V16 load_second(const uint16_t* p) {
+  I16 x;
+  memcpy(&x, p, 64);
+  return (V16)(x & int32_t(0xffff0000));
+}
+
 void attn_widen_keys(const StoredBlock& b, int64_t dim, int64_t n, float* out) {
   for (int64_t j = 0; j < n; j += 16) {
-    if (b.kind == 1) {
+    if (b.kind == 3) {
+      const uint16_t* p = static_cast<const uint16_t*>(b.data) + 2 * j;
+      for (int64_t d = 0; d < dim; d += 2, p += 2 * kBlock) {
+        v_store(out + d * kBlock + j, load_first(p));
+        v_store(out + (d + 1) * kBlock + j, load_second(p));
+      }
+    } else if (b.kind == 1) {
       const uint16_t* p = static_cast<const uint16_t*>(b.data) + j;
       for (int64_t d = 0; d < dim; ++d) v_store(out + d * kBlock + j, v_load_bf16(p + d * kBlock));
     } else {
@@ -65,9 +82,9 @@ void attn_widen_keys(const StoredBlock& b, int64_t dim, int64_t n, float* out) {
 
 void attn_widen_values(const StoredBlock& b, int64_t v_pad, int64_t n, float* out) {
   for (int64_t j = 0; j < n; ++j) {
-    if (b.kind == 1) {
-      const uint16_t* p = static_cast<const uint16_t*>(b.data) + j * v_pad;
-      for (int64_t d = 0; d < v_pad; d += 16) v_store(out + j * v_pad + d, v_load_bf16(p + d));
+    if (b.kind == 3) {
+      const uint16_t* p = static_cast<const uint16_t*>(b.data) + j / 2 * v_pad * 2;
+      for (int64_t d = 0; d < v_pad; d += 16) v_store(out + j * v_pad + d, j % 2 == 0 ? load_first(p + 2 * d) : load_second(p + 2 * d));
     } else {
       const int8_t* p = static_cast<const int8_t*>(b.data) + j * v_pad;
       const V16 s = v_set(b.scales[j]);
@@ -76,13 +93,20 @@ void attn_widen_values(const StoredBlock& b, int64_t v_pad, int64_t n, float* ou
   }
 }
 
+// The order of a chain of sums: ascending, or pair by pair, the second of each first.
+template <bool kPairs>
+static inline int64_t chain(int64_t i) {
+  return kPairs ? i ^ 1 : i;
+}
+
 // s[r][j] = q[r] . k[j] for C vectors of positions.
-template <int R, int C>
+template <bool kPairs, int R, int C>
 static inline void scores_tile(const float* q, int64_t dim, const float* keys, float* s) {
   N acc[R][C];
   for (int r = 0; r < R; ++r)
     for (int c = 0; c < C; ++c) acc[r][c] = n_set(0);
-  for (int64_t d = 0; d < dim; ++d) {
+  for (int64_t i = 0; i < dim; ++i) {
+    const int64_t d = chain<kPairs>(i);
     N k[C];
     for (int c = 0; c < C; ++c) k[c] = n_load(keys + d * kBlock + kLanes * c);
     for (int r = 0; r < R; ++r) {
@@ -94,51 +118,27 @@ static inline void scores_tile(const float* q, int64_t dim, const float* keys, f
     for (int c = 0; c < C; ++c) n_store(s + r * kBlock + kLanes * c, acc[r][c]);
 }
 // The same for the first n positions, a multiple of 16.
-template <int R>
+template <bool kPairs, int R>
 static inline void scores(const float* q, int64_t dim, const float* keys, int64_t n, float* s) {
   int64_t j = 0;
-  for (; j + kTileLanes <= n; j += kTileLanes) scores_tile<R, kTileVectors>(q, dim, keys + j, s + j);
-  for (; j < n; j += kLanes) scores_tile<R, 1>(q, dim, keys + j, s + j);
+  for (; j + kTileLanes <= n; j += kTileLanes) scores_tile<kPairs, R, kTileVectors>(q, dim, keys + j, s + j);
+  for (; j < n; j += kLanes) scores_tile<kPairs, R, 1>(q, dim, keys + j, s + j);
 }
 
-// Scaled and masked scores of one row, in place, -inf where masked; returns the largest. Whole vectors up to n.
-static inline float mask_scores(float* s, uint64_t mask, int64_t n, float scale, float softcap) {
-  V16 top = v_set(-__builtin_inff());
-  for (int64_t j = 0; j < n; j += 16) {
-    V16 v = v_load(s + j) * v_set(scale);
-    if (softcap > 0) v = v_tanh(v / v_set(softcap)) * v_set(softcap);
-    const uint32_t bits = uint32_t(mask >> j) & 0xffff;
-    if (bits != 0xffff) {
-      float t[16];
-      v_store(t, v);
-      for (int i = 0; i < 16; ++i) t[i] = (bits >> i) & 1 ? t[i] : -__builtin_inff();
-      v = v_load(t);
-    }
-    v_store(s + j, v);
-    top = v_max(v, top);
-  }
-  return v_max_lane(top);
-}
-
-// Masked scores to weights exp(s - base), in place; returns their sum.
-static inline float weights(float* s, int64_t n, float base) {
-  V16 x[kBlock / 16];
-  for (int c = 0; c < kBlock / 16; ++c) {
-    x[c] = v_zero();
-    if (16 * c >= n) continue;
-    x[c] = v_exp(v_load(s + 16 * c) - v_set(base));
-    v_store(s + 16 * c, x[c]);
-  }
-  return v_sum((x[0] + x[1]) + (x[2] + x[3]));
+// Numbers in [0, 1] to bfloat16 and back.
+static inline V16 round_weights(V16 p) {
+  const U16 x = (U16)p;
+  return (V16)((x + (0x7fff + ((x >> 16) & 1))) & 0xffff0000u);
 }
 
 // o = o * factor + sum over positions of p * v, for C vectors of columns.
-template <int R, int C>
+template <bool kPairs, int R, int C>
 static inline void weigh_tile(const float* p, const float* factor, const float* values, int64_t v_pad, int64_t begin, int64_t end, float* o) {
   N acc[R][C];
   for (int r = 0; r < R; ++r)
     for (int c = 0; c < C; ++c) acc[r][c] = n_mul(n_load(o + r * v_pad + kLanes * c), n_set(factor[r]));
-  for (int64_t j = begin; j < end; ++j) {
+  for (int64_t i = begin; i < end; ++i) {
+    const int64_t j = chain<kPairs>(i);
     N v[C];
     for (int c = 0; c < C; ++c) v[c] = n_load(values + j * v_pad + kLanes * c);
     for (int r = 0; r < R; ++r) {
@@ -150,40 +150,62 @@ static inline void weigh_tile(const float* p, const float* factor, const float* 
     for (int c = 0; c < C; ++c) n_store(o + r * v_pad + kLanes * c, acc[r][c]);
 }
 
-template <int R>
+template <bool kPairs, int R>
 static inline void block_tile(const BlockArgs& a, int64_t row) {
-  uint64_t any = 0;
-  for (int r = 0; r < R; ++r) any |= a.masks[row + r];
-  if (any == 0) return;
-  const int64_t begin = __builtin_ctzll(any), end = 64 - __builtin_clzll(any);
-  const int64_t n = (end + 15) / 16 * 16;
-  float s[R * kBlock];
-  scores<R>(a.q + row * a.dim, a.dim, a.keys, n, s);
-
-  float* m = a.state.m + row;
-  float* l = a.state.l + row;
-  float base[R], factor[16] = {};
-  for (int r = 0; r < R; ++r) {
-    const float top = mask_scores(s + r * kBlock, a.masks[row + r], n, a.scale, a.softcap);
-    const float m_new = top > m[r] ? top : m[r];
-    // Nothing seen yet (or NaN alone): subtracting 0 keeps the weights at 0.
-    base[r] = m_new == -__builtin_inff() ? 0.0f : m_new;
-    factor[r] = m[r] - base[r];
-    m[r] = m_new;
+  Span span = span_of<R>(a.masks + row);
+  if (span.n == 0) return;
+  float s[R * kBlock], factor[16];
+  scores<kPairs, R>(a.q + row * a.dim, a.dim, a.keys, span.n, s);
+  softmax_tile<R>(a, row, span.n, s, factor);
+  if (kPairs) {
+    for (int r = 0; r < R; ++r)
+      for (int64_t j = 0; j < span.n; j += 16) v_store(s + r * kBlock + j, round_weights(v_load(s + r * kBlock + j)));
+    span.begin = span.begin / 2 * 2;
+    span.end = (span.end + 1) / 2 * 2;
   }
-  v_store(factor, v_exp(v_load(factor)));
-  for (int r = 0; r < R; ++r) l[r] = l[r] * factor[r] + weights(s + r * kBlock, n, base[r]);
-
   float* o = a.state.o + row * a.v_pad;
   int64_t c = 0;
-  for (; c + kTileLanes <= a.v_pad; c += kTileLanes) weigh_tile<R, kTileVectors>(s, factor, a.values + c, a.v_pad, begin, end, o + c);
-  for (; c < a.v_pad; c += kLanes) weigh_tile<R, 1>(s, factor, a.values + c, a.v_pad, begin, end, o + c);
+  for (; c + kTileLanes <= a.v_pad; c += kTileLanes)
+    weigh_tile<kPairs, R, kTileVectors>(s, factor, a.values + c, a.v_pad, span.begin, span.end, o + c);
+  for (; c < a.v_pad; c += kLanes) weigh_tile<kPairs, R, 1>(s, factor, a.values + c, a.v_pad, span.begin, span.end, o + c);
+}
+
+template <bool kPairs>
+static inline void block_rows(const BlockArgs& a) {
+  int64_t row = 0;
+  for (; row + kTileRows <= a.rows; row += kTileRows) block_tile<kPairs, kTileRows>(a, row);
+  for (; row < a.rows; ++row) block_tile<kPairs, 1>(a, row);
 }
 
 void attn_block(const BlockArgs& a) {
-  int64_t row = 0;
-  for (; row + kTileRows <= a.rows; row += kTileRows) block_tile<kTileRows>(a, row);
-  for (; row < a.rows; ++row) block_tile<1>(a, row);
+  if (a.pairs)
+    block_rows<true>(a);
+  else
+    block_rows<false>(a);
+}
+
+static inline void store_low_halves(uint16_t* p, I16 v) {
+#if defined(__AVX512F__)
+  __m512i x;
+  memcpy(&x, &v, 64);
+  _mm256_storeu_si256((__m256i*)p, _mm512_cvtepi32_epi16(x));
+#else
+  for (int i = 0; i < 16; ++i) p[i] = uint16_t(v[i]);
+#endif
+}
+
+void attn_round_row(const float* x, int64_t n, int64_t n_even, float* out, uint16_t* out_bf16) {
+  int64_t i = 0;
+  for (; i + 16 <= n; i += 16) {
+    const I16 bits = v_to_bf16(v_load(x + i));
+    if (out) v_store(out + i, (V16)(bits << 16));
+    if (out_bf16) store_low_halves(out_bf16 + i, bits);
+  }
+  if (i == n_even) return;
+  const I16 bits = v_to_bf16(v_load_n(x + i, n - i));
+  if (out) v_store_n(out + i, (V16)(bits << 16), n_even - i);
+  if (out_bf16)
+    for (int64_t j = i; j < n_even; ++j) out_bf16[j] = uint16_t(bits[j - i]);
 }
 
 void attn_fold(int64_t rows, int64_t v_pad, const SoftmaxState& acc, const SoftmaxState& part) {
@@ -228,7 +250,7 @@ static inline void index_tile(const float* q, int64_t dim, const float* keys, co
   if (any == 0) return;
   const int64_t end = 64 - __builtin_clzll(any);
   float s[R * kBlock];
-  scores<R>(q, dim, keys, (end + 15) / 16 * 16, s);
+  scores<false, R>(q, dim, keys, (end + 15) / 16 * 16, s);
   for (int r = 0; r < R; ++r) {
     float* b = best + r * stride;
     for (int64_t j = 0; j < end;) {

@@ -124,6 +124,7 @@ struct World {
   void check_row(size_t sequence, int64_t t, int64_t h, const float* o) const {
     const Sequence& s = sequences[sequence];
     const int64_t g = h / (p.heads / p.kv_heads);
+    const bool bf16 = cache.kind == KvKind::kBF16;
     std::vector<double> scores;
     std::vector<std::vector<double>> values;
     double products = 0, largest = 0;
@@ -136,8 +137,9 @@ struct World {
       const auto key = stored(s.k.row(j) + g * p.k_dim, p.k_dim);
       double dot = 0, size = 0;
       for (int64_t d = 0; d < p.k_dim; ++d) {
-        dot += double(s.q.at(t, h * p.k_dim + d)) * key[size_t(d)];
-        size += std::abs(double(s.q.at(t, h * p.k_dim + d)) * key[size_t(d)]);
+        const float x = s.q.at(t, h * p.k_dim + d), q = bf16 ? to_f32(to_bf16(x)) : x;
+        dot += double(q) * key[size_t(d)];
+        size += std::abs(double(q) * key[size_t(d)]);
       }
       products = std::max(products, size);
       double score = dot * double(p.scale);
@@ -152,7 +154,8 @@ struct World {
     for (double x : scores) sum += std::exp(x - top);
     // A score is off by its dot's roundings; every weight by that, the error of exp (twice: block and fold) and the roundings of sums.
     const double score_error = products * double(p.scale) * double(p.k_dim + 2) * kUlp + (p.softcap > 0 ? p.softcap * 1e-6 : 0);
-    const double tolerance = largest * (2 * score_error + 1e-6 + double(scores.size() + 64) * kUlp);
+    // With a bfloat16 cache each weight is rounded to 8 bits.
+    const double tolerance = largest * (2 * score_error + 1e-6 + double(scores.size() + 64) * kUlp + (bf16 ? 1.0 / 512 : 0));
     for (int64_t d = 0; d < p.v_dim; ++d) {
       double exact = 0;
       for (size_t j = 0; j < scores.size(); ++j) exact += std::exp(scores[j] - top) / sum * values[j][size_t(d)];
@@ -175,11 +178,15 @@ std::vector<World> worlds() {
   std::vector<World> all;
   all.emplace_back(params(4, 2, 16, 16), KvKind::kF32, std::vector<int64_t>{150, 1, 64, 70});
   all.emplace_back(params(6, 2, 20, 12), KvKind::kBF16, std::vector<int64_t>{100, 33});
+  all.emplace_back(params(8, 2, 128, 128), KvKind::kBF16, std::vector<int64_t>{130, 5});
+  all.emplace_back(params(5, 1, 13, 80), KvKind::kBF16, std::vector<int64_t>{71});      // an odd last dimension
   all.emplace_back(params(3, 3, 64, 80), KvKind::kI8, std::vector<int64_t>{90, 65});
   AttentionParams p = params(8, 1, 32, 64);
   p.window = 37;
   all.emplace_back(p, KvKind::kF32, std::vector<int64_t>{200, 40});
   all.back().sinks = {0.5f, -1, 3, 0, 10, -20, 1, 2};
+  p.window = 21;
+  all.emplace_back(p, KvKind::kBF16, std::vector<int64_t>{150, 9});
   p = params(2, 1, 24, 16);
   p.softcap = 2;
   all.emplace_back(p, KvKind::kBF16, std::vector<int64_t>{80});
@@ -256,12 +263,27 @@ TEST(Attention, LongContextsAreSplitOverThreadsWithoutAnotherBit) {
 }
 
 TEST(Attention, WhatAnotherSequenceLeftInAPageHasNoInfluence) {
-  World w(params(4, 2, 16, 16), KvKind::kF32, {70});
-  const auto expected = w.run(0, true, 1, hw::detect_cpu());
-  const float nan = std::nanf("");
-  for (size_t i = 0; i + 4 <= w.memory.size(); i += 4) std::memcpy(w.memory.data() + i, &nan, 4);
-  expect_same_bits(expected[0], w.run(0, true, 1, hw::detect_cpu())[0], "pages full of NaN before the append");
-  expect_same_bits(expected[0], w.run(7, true, 1, hw::detect_cpu())[0], "and with smaller chunks");
+  for (KvKind kind : {KvKind::kF32, KvKind::kBF16})
+    for (const auto& cpu : float_builds()) {
+      World w(params(4, 2, 16, 16), kind, {71});
+      const auto expected = w.run(0, true, 1, cpu);
+      for (int64_t chunk : {0, 7, 1}) {
+        std::fill(w.memory.begin(), w.memory.end(), std::byte{0xff});     // NaN, in both widths
+        expect_same_bits(expected[0], w.run(chunk, true, 1, cpu)[0], fmt::format("pages full of NaN before the append, chunk {}", chunk));
+      }
+    }
+}
+
+TEST(Attention, DenormalsOfABfloat16CacheAreZerosInEveryBuild) {
+  World w(params(4, 1, 32, 32), KvKind::kBF16, {90});
+  for (auto* m : {&w.sequences[0].q, &w.sequences[0].k, &w.sequences[0].v})
+    for (int64_t i = 0; i < m->rows; ++i)
+      for (int64_t j = 0; j < m->cols; ++j) m->at(i, j) = std::ldexp(m->at(i, j), -115 - int(i + j) % 20);
+  const auto expected = w.run(0, true, 1, {});
+  int64_t zeros = 0;
+  for (float f : expected[0].v) zeros += f == 0;
+  EXPECT_GT(zeros, 20);
+  for (const auto& cpu : float_builds()) expect_same_bits(expected[0], w.run(0, true, 1, cpu)[0], hw::describe(cpu));
 }
 
 TEST(Attention, NothingSelectedGivesZeros) {

@@ -8,7 +8,7 @@ namespace mi::kernels {
 
 inline constexpr int64_t kBlock = 64;
 
-// Keys or values of a page as stored; kind: 0 float, 1 bfloat16, 2 int8 with a scale per position.
+// Keys or values of a page as stored; kind: 0 float, 1 bfloat16, 2 int8 with a scale per position, 3 bfloat16 in pairs.
 struct StoredBlock {
   const void* data;
   const float* scales;
@@ -28,6 +28,12 @@ struct BlockArgs {
   int64_t dim;
   const float* keys;       // [dim][64]
   const float* values;     // [64][v_pad]
+  // What a bfloat16 cache asks for: q holds bfloat16 numbers, dim is even, weights are rounded to bfloat16, and sums take pairs.
+  bool pairs;
+  // The same as bfloat16, keys and values as they are stored: what attn_block_bf16 reads in place of the three above.
+  const uint16_t* q_bf16;
+  const uint16_t* keys_bf16;
+  const uint16_t* values_bf16;
   int64_t v_pad;
   const uint64_t* masks;   // [rows], bit j: position j takes part
   float scale, softcap;

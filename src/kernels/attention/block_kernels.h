@@ -10,6 +10,8 @@ MI_KERNEL(void, attn_widen_keys, (const StoredBlock& b, int64_t dim, int64_t n, 
 MI_KERNEL(void, attn_widen_values, (const StoredBlock& b, int64_t v_pad, int64_t n, float* out))
 // One block's step of the online softmax.
 MI_KERNEL(void, attn_block, (const BlockArgs& a))
+// n numbers rounded to bfloat16, then zeros up to n_even, as floats, as bfloat16, or both.
+MI_KERNEL(void, attn_round_row, (const float* x, int64_t n, int64_t n_even, float* out, uint16_t* out_bf16))
 // acc = acc folded with `part`.
 MI_KERNEL(void, attn_fold, (int64_t rows, int64_t v_pad, const SoftmaxState& acc, const SoftmaxState& part))
 // out[row] = o / l, or 0 when nothing was attended to; sinks [rows] or none. out_rows: where each row's v_dim floats go.
@@ -17,3 +19,13 @@ MI_KERNEL(void, attn_finish, (int64_t rows, int64_t v_dim, int64_t v_pad, const 
 // best[row * stride + b] = max over positions j with mask bit of q.k, b = (first + j) / block - first / block;
 // entries must be initialised. NaN is ignored.
 MI_KERNEL(void, index_block, (int64_t rows, const float* q, int64_t dim, const float* keys, const uint64_t* masks, int64_t first, int64_t block, float* best, int64_t stride))
+
+#if !defined(MI_SCALAR_ONLY)
+namespace mi::kernels::avx512bf16 {
+// attn_block for args with `pairs`, of the bfloat16 operands.
+void attn_block(const BlockArgs& a);
+// Whether this CPU's vdpbf16ps is two fma, the second of each pair first, with denormals as zeros. Intel's manual says so and
+// Zen 4 does; a CPU that computes otherwise gets the avx512 build.
+bool dot_is_two_fma();
+}  // namespace mi::kernels::avx512bf16
+#endif

@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <cstring>
 
 #include "kernels/attention/attention.h"
@@ -20,11 +21,32 @@ void put_columns(const float* x, int64_t x_stride, int64_t rows, int64_t dim, vo
     for (int64_t i = 0; i < rows; ++i) store(row_at(x, x_stride, i)[d], to + i);
 }
 // Rows become rows slot.. of [64][pad].
-template <typename T>
 void put_rows(const float* x, int64_t x_stride, int64_t rows, int64_t dim, int64_t pad, void* out, int64_t slot) {
-  T* to = static_cast<T*>(out) + slot * pad;
-  for (int64_t i = 0; i < rows; ++i, to += pad)
-    for (int64_t d = 0; d < dim; ++d) store(row_at(x, x_stride, i)[d], to + d);
+  float* to = static_cast<float*>(out) + slot * pad;
+  for (int64_t i = 0; i < rows; ++i, to += pad) std::copy_n(row_at(x, x_stride, i), dim, to);
+}
+
+// bfloat16 keys: rows of `dim` floats become columns slot.. of [k_rows/2][64][2].
+void put_key_pairs(const float* x, int64_t x_stride, int64_t rows, int64_t dim, void* out, int64_t slot) {
+  uint32_t* to = static_cast<uint32_t*>(out) + slot;
+  for (int64_t d = 0; d < dim; d += 2, to += kPageTokens)
+    for (int64_t i = 0; i < rows; ++i) {
+      const float* r = row_at(x, x_stride, i) + d;
+      to[i] = to_bf16(r[0]).bits | (d + 1 < dim ? uint32_t(to_bf16(r[1]).bits) << 16 : 0);
+    }
+}
+// bfloat16 values: rows become halves of [32][pad][2]. The half after an even last row is read together with it, so it
+// becomes 0; a later step writes it.
+void put_value_pairs(const float* x, int64_t x_stride, int64_t rows, int64_t dim, int64_t pad, void* out, int64_t slot) {
+  uint16_t* to = static_cast<uint16_t*>(out);
+  for (int64_t i = 0; i < rows; ++i) {
+    const float* r = row_at(x, x_stride, i);
+    uint16_t* half = to + (slot + i) / 2 * pad * 2 + (slot + i) % 2;
+    for (int64_t d = 0; d < dim; ++d) half[2 * d] = to_bf16(r[d]).bits;
+  }
+  if ((slot + rows) % 2 == 0) return;
+  uint16_t* half = to + (slot + rows) / 2 * pad * 2 + 1;
+  for (int64_t d = 0; d < pad; ++d) half[2 * d] = 0;
 }
 
 void append_i8(const KvCache& c, const KvSegment& s, int64_t head, const float* k, int64_t k_stride, const float* v, int64_t v_stride,
@@ -66,11 +88,11 @@ void kv_append_run(const KvAppendArgs& a, hw::ThreadPool& pool, const hw::CpuFea
     switch (c.kind) {
       case KvKind::kF32:
         put_columns<float>(k, a.k_stride, s.rows, c.k_dim, c.keys(s.page, head), s.slot);
-        put_rows<float>(v, a.v_stride, s.rows, c.v_dim, c.v_pad(), c.values(s.page, head), s.slot);
+        put_rows(v, a.v_stride, s.rows, c.v_dim, c.v_pad(), c.values(s.page, head), s.slot);
         break;
       case KvKind::kBF16:
-        put_columns<uint16_t>(k, a.k_stride, s.rows, c.k_dim, c.keys(s.page, head), s.slot);
-        put_rows<uint16_t>(v, a.v_stride, s.rows, c.v_dim, c.v_pad(), c.values(s.page, head), s.slot);
+        put_key_pairs(k, a.k_stride, s.rows, c.k_dim, c.keys(s.page, head), s.slot);
+        put_value_pairs(v, a.v_stride, s.rows, c.v_dim, c.v_pad(), c.values(s.page, head), s.slot);
         break;
       case KvKind::kI8: append_i8(c, s, head, k, a.k_stride, v, a.v_stride, cpu); break;
     }

@@ -4,9 +4,11 @@
 // A page holds kPageTokens consecutive positions of one sequence. Within a layer, page p begins at data + p * page_bytes():
 //   keys    [kv_heads][k_dim][64]        position fastest: sixteen lanes are sixteen positions, so scores need no reduction
 //   values  [kv_heads][64][v_pad]        v_pad = v_dim rounded up to 16; padding is never read as a result
+//   bfloat16: keys [kv_heads][k_rows/2][64][2], two dimensions of a position side by side (an odd last one beside 0), and values
+//             [kv_heads][32][v_pad][2], two positions of a column side by side: the pairs that vdpbf16ps multiplies
 //   int8 only: key scales [kv_heads][64], value scales [kv_heads][64]       float; value = q * scale (quantize.h)
 //   index keys [index_dim][64]           float when keys are float, else bfloat16
-// Positions that were not appended hold anything.
+// Positions that were not appended hold anything, but for the values of the odd position after a step's last even one: zeros.
 
 #include <cstddef>
 #include <cstdint>
@@ -25,8 +27,9 @@ struct KvCache {
   std::byte* data = nullptr;     // not owned; 64-byte aligned
 
   int64_t v_pad() const { return (v_dim + 15) / 16 * 16; }
+  int64_t k_rows() const { return kind == KvKind::kBF16 ? (k_dim + 1) / 2 * 2 : k_dim; }
   KvKind index_kind() const { return kind == KvKind::kF32 ? KvKind::kF32 : KvKind::kBF16; }
-  int64_t keys_bytes() const { return kv_heads * k_dim * kPageTokens * kv_element_bytes(kind); }
+  int64_t keys_bytes() const { return kv_heads * k_rows() * kPageTokens * kv_element_bytes(kind); }
   int64_t values_bytes() const { return kv_heads * v_pad() * kPageTokens * kv_element_bytes(kind); }
   int64_t scales_bytes() const { return kind == KvKind::kI8 ? 2 * kv_heads * kPageTokens * 4 : 0; }
   int64_t index_bytes() const { return index_dim * kPageTokens * kv_element_bytes(index_kind()); }

@@ -52,7 +52,6 @@ static inline void gemm_finish(const GemmArgs& a, int64_t i, int64_t tile, V16 v
 // acc: exact int32 sums, modulo 2^32 when `shifted` (activations were u8 = q + 128: the column sums are still to
 // subtract).
 static inline void gemm_finish_i8(const GemmArgs& a, int64_t i, int64_t tile, I16 acc, bool shifted, float x_scale) {
-  typedef uint32_t U16 __attribute__((vector_size(64)));
   if (shifted) {
     U16 colsum;
     memcpy(&colsum, a.w_colsum + tile * 16, 64);

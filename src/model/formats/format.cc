@@ -48,13 +48,20 @@ std::string Format::text() const {
 
 const std::vector<Known>& known_formats() {
   static const std::vector<Known> kKnown = {
-      {"compressed-tensors", "int-quantized"},        {"compressed-tensors", "naive-quantized"},
-      {"compressed-tensors", "float-quantized"},      {"compressed-tensors", "pack-quantized"},
-      {"compressed-tensors", "mxfp8-quantized"},      {"compressed-tensors", "mxfp4-pack-quantized"},
-      {"compressed-tensors", "nvfp4-pack-quantized"}, {"compressed-tensors", "mixed-precision"},
-      {"modelopt", "NVFP4"},                          {"modelopt", "FP8"},
-      {"fp8", ""},                                    {"mxfp8", ""},
-      {"mxfp4", ""},                                  {"gptq", ""},
+      {"compressed-tensors", "int-quantized"},
+      {"compressed-tensors", "naive-quantized"},
+      {"compressed-tensors", "float-quantized"},
+      {"compressed-tensors", "pack-quantized"},
+      {"compressed-tensors", "mxfp8-quantized"},
+      {"compressed-tensors", "mxfp4-pack-quantized"},
+      {"compressed-tensors", "nvfp4-pack-quantized"},
+      {"compressed-tensors", "mixed-precision"},
+      {"modelopt", "NVFP4"},
+      {"modelopt", "FP8"},
+      {"fp8", ""},
+      {"mxfp8", ""},
+      {"mxfp4", ""},
+      {"gptq", ""},
       {"awq", ""},
   };
   return kKnown;
@@ -63,8 +70,10 @@ const std::vector<Known>& known_formats() {
 std::string known_formats_text() {
   std::string s, method;
   for (const Known& k : known_formats()) {
-    if (k.method != method) s += (s.empty() ? "" : "; ") + std::string(k.method);
-    else s += ",";
+    if (k.method != method)
+      s += (s.empty() ? "" : "; ") + std::string(k.method);
+    else
+      s += ",";
     method = k.method;
     if (*k.format) s += fmt::format(" {}", k.format);
   }

@@ -8,10 +8,10 @@
 namespace mi::model::formats {
 
 enum class Layout : uint8_t {
-  kInt8,       // scaled_codes.h; of compressed-tensors
-  kFloat8,     // scaled_codes.h; any tool
-  kPackedInt,  // packed_int.h
-  kNvFp4,      // fp4.h, compressed-tensors: `weight_packed`, divided by a global scale
+  kInt8,           // scaled_codes.h; of compressed-tensors
+  kFloat8,         // scaled_codes.h; any tool
+  kPackedInt,      // packed_int.h
+  kNvFp4,          // fp4.h, compressed-tensors: `weight_packed`, divided by a global scale
   kNvFp4ModelOpt,  // fp4.h, ModelOpt: `weight`, multiplied by weight_scale_2
   kMxFp4,          // fp4.h, compressed-tensors: `weight_packed`
   kMxFp4Blocks,    // fp4.h, gpt-oss: NAME_blocks, NAME_scales
@@ -27,7 +27,7 @@ struct Format {
   Layout layout = Layout::kInt8;
   int bits = 8;
   Strategy strategy = Strategy::kChannel;
-  int64_t group = 0;  // inputs of kGroup; 0 with GPTQ and AWQ: all of them
+  int64_t group = 0;                       // inputs of kGroup; 0 with GPTQ and AWQ: all of them
   int64_t block_rows = 0, block_cols = 0;  // of kBlock
   uint32_t gguf_type = 0;                  // of kGguf
   bool symmetric = true;

@@ -111,8 +111,7 @@ TEST(PackedIntTest, ZerosArePackedAlongTheRows) {
         for (int64_t c = 0; c < cols; ++c) {
           const int64_t g = group_of[size_t(c)];
           const int zero = asymmetric ? int(some(r, g + 3, top)) : int(top / 2);
-          ASSERT_EQ(w[size_t(r * cols + c)],
-                    float(int(some(r, c, top)) - zero) * scale[size_t(r * groups + g)])
+          ASSERT_EQ(w[size_t(r * cols + c)], float(int(some(r, c, top)) - zero) * scale[size_t(r * groups + g)])
               << bits << " " << r << " " << c;
         }
     }
@@ -143,8 +142,7 @@ TEST(GptqTest, PackedAlongTheInputsZerosAlongTheOutputs) {
     std::vector<int32_t> group_of;
     for (int64_t c = 0; c < cols; ++c) group_of.push_back(int32_t((c * 5) % groups));  // desc_act
     for (const int offset : {0, 1}) {
-      const auto w =
-          all_rows(Gptq{bits, qweight.data(), qzeros.data(), offset, rows, cols, scale, group_of});
+      const auto w = all_rows(Gptq{bits, qweight.data(), qzeros.data(), offset, rows, cols, scale, group_of});
       for (int64_t r = 0; r < rows; ++r)
         for (int64_t c = 0; c < cols; ++c) {
           const int64_t g = group_of[size_t(c)];
@@ -168,8 +166,8 @@ TEST(AwqTest, OutputsAreInTheOrderOfTheKernel) {
   const auto w = all_rows(Awq{qweight.data(), qzeros.data(), rows, cols, group, scale});
   for (int64_t r = 0; r < rows; ++r)
     for (int64_t c = 0; c < cols; ++c)
-      ASSERT_EQ(w[size_t(r * cols + c)], float(int(some(r, c, 16)) - int(some(r, c / group + 3, 16))) *
-                                             scale[size_t(c / group * rows + r)]);
+      ASSERT_EQ(w[size_t(r * cols + c)],
+                float(int(some(r, c, 16)) - int(some(r, c / group + 3, 16))) * scale[size_t(c / group * rows + r)]);
 }
 
 // A checkpoint of Tiny with the q projection of its layer stored in another way.
@@ -218,11 +216,12 @@ struct Changed {
 };
 
 Json ct(const std::string& format, Json weights) {
-  return Json{{"quant_method", "compressed-tensors"},
-              {"format", format},
-              {"ignore", Json::array()},
-              {"config_groups",
-               {{"g", {{"targets", Json::array({Changed::kModule})}, {"weights", weights}, {"input_activations", nullptr}}}}}};
+  return Json{
+      {"quant_method", "compressed-tensors"},
+      {"format", format},
+      {"ignore", Json::array()},
+      {"config_groups",
+       {{"g", {{"targets", Json::array({Changed::kModule})}, {"weights", weights}, {"input_activations", nullptr}}}}}};
 }
 Json int4_groups(bool symmetric) {
   return Json{{"num_bits", 4}, {"type", "int"}, {"strategy", "group"}, {"group_size", 16}, {"symmetric", symmetric}};
@@ -316,8 +315,8 @@ TEST(Storage, GroupIndexIsNeededAndChecked) {
 
 TEST(Storage, NvFp4NeedsAUsefulFactor) {
   Changed c(ct("nvfp4-pack-quantized", {{"num_bits", 4}, {"type", "float"}, {"group_size", 16}}));
-  c.put("weight_packed", DType::kU8, {32, 16}, 0x22);        // 1
-  c.put("weight_scale", DType::kF8E4M3, {32, 2}, 0x38);      // 1
+  c.put("weight_packed", DType::kU8, {32, 16}, 0x22);    // 1
+  c.put("weight_scale", DType::kF8E4M3, {32, 2}, 0x38);  // 1
   c.put_f32("weight_global_scale", {1}, 4);
   EXPECT_THAT(c.weight(), ::testing::Each(0.25f));
   c.put_f32("weight_global_scale", {1}, 0);
@@ -406,8 +405,9 @@ TEST(Storage, WhateverTheShapesNothingOutsideIsRead) {
       {.layout = Layout::kAwq, .bits = 4, .strategy = Strategy::kGroup, .group = 2},
   };
   const DType types[] = {DType::kI8, DType::kF8E4M3, DType::kI32, DType::kU8, DType::kF32, DType::kI64};
-  const char* const tails[] = {"weight", "weight_packed", "qweight", "blocks",       "weight_scale",       "weight_zero_point",
-                               "scales", "qzeros",        "g_idx",   "weight_shape", "weight_global_scale"};
+  const char* const tails[] = {
+      "weight", "weight_packed", "qweight", "blocks",       "weight_scale",       "weight_zero_point",
+      "scales", "qzeros",        "g_idx",   "weight_shape", "weight_global_scale"};
   int read = 0;
   for (uint64_t seed = 0; seed < 400; ++seed) {
     uint64_t state = seed;

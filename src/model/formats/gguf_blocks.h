@@ -1,8 +1,8 @@
 #pragma once
-// The block types of GGUF tensors: a row is a whole number of blocks, each with its scales inside. The layouts are those
-// of ggml's block_* structs and dequantize_row_* functions (github.com/ggml-org/llama.cpp, ggml/src/ggml-quants.c). In
-// the types of 32 numbers the low nibbles are the first 16, the high ones the last 16, MXFP4 included, unlike in
-// safetensors.
+// The block types of GGUF tensors: a row is a whole number of blocks, each with its scales inside. The layouts are
+// those of ggml's block_* structs and dequantize_row_* functions (github.com/ggml-org/llama.cpp,
+// ggml/src/ggml-quants.c). In the types of 32 numbers the low nibbles are the first 16, the high ones the last 16,
+// MXFP4 included, unlike in safetensors.
 
 #include <cstddef>
 #include <cstdint>

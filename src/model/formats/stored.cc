@@ -109,8 +109,8 @@ class Finder {
       case Strategy::kGroup:
         return expect_shape(t, {{gr, gc}}, fmt::format("{} in groups of {}", of, format().group));
       case Strategy::kBlock:
-        return expect_shape(
-            t, {{gr, gc}}, fmt::format("{} in blocks of [{}, {}]", of, format().block_rows, format().block_cols));
+        return expect_shape(t, {{gr, gc}},
+                            fmt::format("{} in blocks of [{}, {}]", of, format().block_rows, format().block_cols));
     }
     return {};
   }
@@ -232,8 +232,8 @@ class Finder {
     s_.shape = awq ? Shape{t_.entry->shape[1] * per_word, t_.entry->shape[0]}
                    : Shape{t_.entry->shape[1], t_.entry->shape[0] * per_word};
     const int64_t out = s_.shape[0], in = s_.shape[1], groups = grid_cols(in);
-    const std::string why = fmt::format("{} in groups of {} inputs", shape_text(s_.shape),
-                                        format().group > 0 ? format().group : in);
+    const std::string why =
+        fmt::format("{} in groups of {} inputs", shape_text(s_.shape), format().group > 0 ? format().group : in);
     MI_TRY(s_.scale, sibling(module + ".scales"));
     MI_TRY_VOID(expect_dtype(*s_.scale, kPlain));
     MI_TRY_VOID(expect_shape(*s_.scale, {{groups, out}}, why));
@@ -345,8 +345,14 @@ Result<std::unique_ptr<Opened>> open_stored(const Stored& s) {
       return o;
     case Layout::kInt8:
     case Layout::kFloat8: {
-      ScaledCodes m{f.layout == Layout::kInt8 ? ScaledCodes::Kind::kInt8 : ScaledCodes::Kind::kE4M3, data, rows, cols,
-                    1, cols, o->scale_, {}};
+      ScaledCodes m{f.layout == Layout::kInt8 ? ScaledCodes::Kind::kInt8 : ScaledCodes::Kind::kE4M3,
+                    data,
+                    rows,
+                    cols,
+                    1,
+                    cols,
+                    o->scale_,
+                    {}};
       if (f.strategy == Strategy::kTensor) m.block_rows = rows;
       if (f.strategy == Strategy::kGroup) m.block_cols = f.group;
       if (f.strategy == Strategy::kBlock) m.block_rows = f.block_rows, m.block_cols = f.block_cols;
@@ -359,8 +365,8 @@ Result<std::unique_ptr<Opened>> open_stored(const Stored& s) {
       if (f.strategy == Strategy::kTensor) o->scale_.assign(size_t(rows), o->scale_[0]);
       const int64_t groups = int64_t(o->scale_.size()) / rows;
       MI_TRY(o->group_of_, read_groups(s, groups));
-      o->matrix_ = PackedInt{f.bits, data,      rows, cols, groups, o->scale_, s.zero ? s.zero->view().data : nullptr,
-                             o->group_of_};
+      o->matrix_ =
+          PackedInt{f.bits, data, rows, cols, groups, o->scale_, s.zero ? s.zero->view().data : nullptr, o->group_of_};
       return o;
     }
     case Layout::kNvFp4:
@@ -378,7 +384,8 @@ Result<std::unique_ptr<Opened>> open_stored(const Stored& s) {
       return o;
     case Layout::kGptq: {
       MI_TRY(o->group_of_, read_groups(s, int64_t(o->scale_.size()) / rows));
-      o->matrix_ = Gptq{f.bits, data, s.zero->view().data, f.zero_minus_one ? 1 : 0, rows, cols, o->scale_, o->group_of_};
+      o->matrix_ =
+          Gptq{f.bits, data, s.zero->view().data, f.zero_minus_one ? 1 : 0, rows, cols, o->scale_, o->group_of_};
       return o;
     }
     case Layout::kAwq:
@@ -408,7 +415,8 @@ DType exact_dtype(const Opened& m, int64_t rows, int64_t cols, std::optional<DTy
     const int64_t n = std::min(kMaxRowsAtOnce, rows - r);
     m.rows(r, n, buffer.data());
     const std::span<const float> all(buffer.data(), size_t(n * cols));
-    std::erase_if(left, [&](DType t) { return !std::all_of(all.begin(), all.end(), [&](float f) { return holds(t, f); }); });
+    std::erase_if(left,
+                  [&](DType t) { return !std::all_of(all.begin(), all.end(), [&](float f) { return holds(t, f); }); });
   }
   return left.empty() ? DType::kF32 : left.front();
 }

@@ -1,6 +1,7 @@
 #pragma once
-// A weight that a checkpoint stores quantized: its tensors found and their shapes checked (find_stored), its scales read
-// and checked (open_stored), and then its numbers in float, any rows at a time. Only the scales are held in memory.
+// A weight that a checkpoint stores quantized: its tensors found and their shapes checked (find_stored), its scales
+// read and checked (open_stored), and then its numbers in float, any rows at a time. Only the scales are held in
+// memory.
 
 #include <memory>
 #include <optional>
@@ -20,8 +21,8 @@
 
 namespace mi::model::formats {
 
-// The name that the weight has in a float checkpoint: "X.weight" for X.weight_packed and X.qweight, "X" for X_blocks, else
-// the tensor's own.
+// The name that the weight has in a float checkpoint: "X.weight" for X.weight_packed and X.qweight, "X" for X_blocks,
+// else the tensor's own.
 std::string weight_name(const std::string& tensor);
 // "X" of that name; the module that quantization_config speaks of.
 std::string module_name(const std::string& tensor);

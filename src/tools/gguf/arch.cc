@@ -39,8 +39,8 @@ struct Rule {
   Use has_shared = Use::kMust;  // where shared is not kNone
   bool shared_gate = false;
   bool expert_width_key = true;  // false: feed_forward_length is the experts' width
-  bool moe_step = false;  // wants interleave_moe_layer_step
-  bool index = false;     // swiglu_oai and a block index in every MoE layer
+  bool moe_step = false;         // wants interleave_moe_layer_step
+  bool index = false;            // swiglu_oai and a block index in every MoE layer
 };
 
 const Rule kRules[] = {
@@ -70,11 +70,7 @@ const Rule kRules[] = {
      .route_keys = true,
      .select_bias = Use::kMust,
      .shared = Shared::kCount},
-    {.family = "granitemoe",
-     .rope_factors = true,
-     .tied = true,
-     .scales = true,
-     .expert_width_key = false},
+    {.family = "granitemoe", .rope_factors = true, .tied = true, .scales = true, .expert_width_key = false},
     {.family = "llama",
      .qkv_bias = Use::kMay,
      .out_bias = Use::kMay,
@@ -96,10 +92,7 @@ const Rule kRules[] = {
      .select_bias = Use::kMust,
      .shared = Shared::kCount,
      .index = true},
-    {.family = "mixtral",
-     .rope_factors = true,
-     .tied = true,
-     .expert_width_key = false},
+    {.family = "mixtral", .rope_factors = true, .tied = true, .expert_width_key = false},
     {.family = "olmoe",
      .qk_norm = QkNorm::kFull,
      .any_head_dim = false,
@@ -400,8 +393,8 @@ class Planner {
     const bool tied = ends_.head->name == ends_.embed->name;
     if (!tied || !r_.tied) add(ends_.head, -1).name = "output.weight";
     if (tied && !r_.tied)
-      plan_.notes.push_back(
-          fmt::format("the head is the embedding; {} wants a matrix of its own, so it is in the file twice", names_.arch));
+      plan_.notes.push_back(fmt::format(
+          "the head is the embedding; {} wants a matrix of its own, so it is in the file twice", names_.arch));
     if (!rope_divisors_.empty()) {
       FileTensor t;
       t.name = "rope_freqs.weight";
