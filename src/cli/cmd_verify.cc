@@ -61,7 +61,8 @@ Command add_verify(CLI::App& parent) {
   app->add_option("--max-kl", f->limits.max_kl,
                   "int8 engines: mean KL divergence per token (default: 0.02, with 4-bit weights 0.25)");
   app->add_option("--max-layer-deviation", f->limits.max_layer_deviation,
-                  "int8 engines: relative rms difference of a layer's output (default: 0.25, with 4-bit weights 0.4)");
+                  "int8 engines: relative rms difference of a layer's output, and of what it adds alone (default: 0.25 and 0.15, with 4-bit "
+                  "weights 0.4)");
   app->add_flag("--json", f->json, "print the rows as JSON");
   app->footer(
       "Exit code 0: within limits; 1: not, and the first difference is named.\nExamples:\n"

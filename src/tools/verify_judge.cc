@@ -55,6 +55,7 @@ Judge::Judge(const std::string& precision, const std::string& kv_type, VerifyLim
     : rounds_(precision != "fp32" || kv_type != "f32"), limits_(limits) {
   const bool int4 = precision == "w4a8";
   if (limits_.max_kl < 0) limits_.max_kl = int4 ? 0.25 : 0.02;
+  max_alone_ = limits_.max_layer_deviation >= 0 ? limits_.max_layer_deviation : int4 ? 0.4 : 0.15;
   if (limits_.max_layer_deviation < 0) limits_.max_layer_deviation = int4 ? 0.4 : 0.25;
 }
 
@@ -80,7 +81,7 @@ void Judge::alone(const std::string& what, std::span<const float> found, std::sp
     added += a * a;
   }
   const double deviation = added > 0 ? std::sqrt(error / added) : std::sqrt(error);
-  row(what, std::isnan(deviation) ? INFINITY : deviation, limits_.max_layer_deviation, "relative");
+  row(what, std::isnan(deviation) ? INFINITY : deviation, max_alone_, "relative");
 }
 
 void Judge::routing(const std::string& what, const Trace::Routing& found, std::span<const int32_t> ids,

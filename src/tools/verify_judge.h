@@ -44,6 +44,7 @@ class Judge {
  private:
   bool rounds_;
   VerifyLimits limits_;
+  double max_alone_ = 0;
 };
 
 }  // namespace mi::tools

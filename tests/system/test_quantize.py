@@ -157,41 +157,41 @@ def test_smoothing_alone_keeps_the_function(name, down, tmp_path):
 
 # ---- massive activations
 
-BOS, CHANNEL, LAYER = 1, 5, 3
+BOS, CHANNEL, LAYER, LAYERS = 1, 5, 2, 4
 
 
 @pytest.fixture(scope="module")
-def massive(mini_mir, tmp_path_factory):
-    """One residual channel that only the first token's embedding has, 2000 times as large as usual; one layer's norm brings it out."""
-    mir = tmp_path_factory.mktemp("massive") / "mir"
-    shutil.copytree(mini_mir, mir)
+def massive(tmp_path_factory):
+    """One residual channel that only the first token's embedding has, 2000 times as large as usual; one layer's norm brings it out.
+    (Of a model with random weights: those of a trained one have peaks of their own.)"""
+    mir = export(GOLDENS / "qwen3_moe", tmp_path_factory.mktemp("massive") / "mir")
 
-    def change(name, bits):
-        x = tensors.from_bf16(bits) if bits.dtype == np.uint16 else None
+    def change(name, stored):
+        x = tensors.from_bf16(stored) if stored.dtype == np.uint16 else stored
         if name == "embed.weight":
             usual = np.sqrt((x ** 2).mean())
             x[:, CHANNEL] = 0
             x[BOS, CHANNEL] = 2000 * usual
-        elif name.endswith(("attn.o.weight", "mlp.down.weight", "moe.shared.down.weight")):
+        elif name.endswith("attn.o.weight"):
             x[CHANNEL] = 0
         elif name.endswith("experts.down.weight"):
             x[:, CHANNEL] = 0
-        elif name == f"layers.{LAYER}.attn.norm.weight":
+        elif name == f"layers.{LAYER}.attn_norm.weight":
             x[CHANNEL] = 500
         else:
             return None
-        return tensors.bf16(x)
+        return tensors.bf16(x) if stored.dtype == np.uint16 else x
 
-    assert len(tensors.change(mir / "weights", change)) >= 1 + 6 + 1 + 5 + 5 + 1
+    assert len(tensors.change(mir / "weights", change)) == 1 + LAYERS + LAYERS + 1
     return mir
 
 
 def sensitivity(mir, tmp_path, first):
     rng = np.random.default_rng(1)
-    lines = [{"ids": [first] + rng.integers(10, 2000, 255).tolist()} for _ in range(8)]
+    lines = [{"ids": [first] + rng.integers(10, 500, 511).tolist()} for _ in range(4)]
     (tmp_path / "text.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     config = tmp_path / "r.yaml"
-    config.write_text(json.dumps({"quant": {}}))
+    config.write_text(json.dumps({"quant": {"calibration_length": 512}}))
     run("quantize", "--model", mir, "--config", config, "--calib", tmp_path / "text.jsonl", "--sensitivity", tmp_path / "s.json", "--quiet", "--force")
     report = json.loads((tmp_path / "s.json").read_text())
     run("quantize", "--model", mir, "--config", config, "--calib", tmp_path / "text.jsonl", "--sensitivity", tmp_path / "s.txt", "--quiet", "--force")
@@ -202,7 +202,7 @@ def test_a_massive_activation_is_named_first(massive, tmp_path):
     report, text = sensitivity(massive, tmp_path, BOS)
     assert report["order"][0] == LAYER and report["peaks"][0]["layer"] == LAYER and report["peaks"][0]["ratio"] >= 100
     assert f"massive activations: layer {LAYER} " in text
-    assert text.index(f"layers.{LAYER}.attn") < min(text.index(f"layers.{l}.attn") for l in range(6) if l != LAYER)
+    assert text.index(f"layers.{LAYER}.attn") < min(text.index(f"layers.{l}.attn") for l in range(LAYERS) if l != LAYER)
 
 
 def test_without_its_token_nothing_is_massive(massive, tmp_path):
@@ -249,12 +249,14 @@ def test_a_damaged_expert_of_a_checkpoint_is_named(tmp_path):
 
 # ---- verify names the layer that is wrong
 
-DAMAGES = [(0, "attn.o"), (0, "mlp.down"), (1, "moe.experts.down"), (2, "attn.v"), (3, "moe.shared.up"), (4, "attn.o"), (5, "moe.experts.up"), (5, "attn.q")]
+# attn.q and attn.k are not here: the norm behind them takes the factor out again. moe.shared.up, at int4, is below what int4 itself does.
+DAMAGES = [(bits, layer, matrix) for bits in (8, 4) for layer, matrix in
+           [(0, "attn.o"), (0, "mlp.down"), (1, "moe.experts.down"), (2, "attn.v"), (3, "moe.shared.up"), (4, "attn.o"), (5, "moe.experts.up")]
+           if (bits, matrix) != (4, "moe.shared.up")]
 
 
-@pytest.mark.parametrize("bits", [8, 4])
-@pytest.mark.parametrize("layer,matrix", DAMAGES)
-def test_verify_names_the_layer_with_wrong_scales(layer, matrix, bits, mini_w8a8, mini_w4a8, mini_mir, tmp_path):
+@pytest.mark.parametrize("bits,layer,matrix", DAMAGES)
+def test_verify_names_the_layer_with_wrong_scales(bits, layer, matrix, mini_w8a8, mini_w4a8, mini_mir, tmp_path):
     """One matrix's scales times four, in an engine that is otherwise good."""
     damaged = tmp_path / "mir"
     shutil.copytree(mini_w8a8 if bits == 8 else mini_w4a8, damaged)
