@@ -90,7 +90,7 @@ Status write_file(const Path& p, std::string_view text);   // plain, inside an O
 class OutputDir {
  public:
   // Refuses an existing output unless force; a force on something that is not an output of this program (no marker
-  // file: model.mir or engine.json; an empty directory is fine) is refused too. The parent must exist.
+  // file: model.mir, engine.json, metainfer.json; an empty directory is fine) is refused too. The parent must exist.
   static Result<OutputDir> create(const Path& final_path, bool force);
   OutputDir(OutputDir&&) noexcept;
   ~OutputDir();

@@ -168,9 +168,10 @@ Status finish(const Path& tmp, const Path& final_path, bool force) {
 
 std::string foreign_dir(const Path& p) {
   std::error_code ec;
-  if (fs::exists(p / "model.mir", ec) || fs::exists(p / "engine.json", ec)) return {};
+  for (const char* marker : {"model.mir", "engine.json", "metainfer.json"})
+    if (fs::exists(p / marker, ec)) return {};
   if (fs::is_directory(p, ec) && fs::is_empty(p, ec)) return {};
-  return "exists and was not written by metainfer (no model.mir or engine.json in it)";
+  return "exists and was not written by metainfer (no model.mir, engine.json or metainfer.json in it)";
 }
 std::string no_file(const Path& p) {
   std::error_code ec;

@@ -310,4 +310,19 @@ Status copy_tokenizer(const Path& from_dir, const Path& to_dir) {
   return {};
 }
 
+Status write_source_config(std::string_view text, const Path& to_dir) {
+  const Path to = to_dir / kSourceConfig;
+  std::error_code ec;
+  fs::create_directories(to.parent_path(), ec);
+  if (ec) return fail(ErrorCode::kEnvironment, "{}: cannot be created: {}", to.parent_path().string(), ec.message());
+  return write_file(to, text);
+}
+
+Status copy_source_config(const Path& from_dir, const Path& to_dir) {
+  std::error_code ec;
+  if (!fs::exists(from_dir / kSourceConfig, ec)) return {};
+  MI_TRY(const std::string text, read_file(from_dir / kSourceConfig));
+  return write_source_config(text, to_dir);
+}
+
 }  // namespace mi::ir

@@ -4,6 +4,8 @@
 //   weights/NNNNN.safetensors  tensors under their full names ("layers.3.attn.q.weight", "..._scale"); each in one file
 //   tokenizer/                 tokenizer.json, chat_template.jinja, generation_config.json, tokenizer_config.json
 //                              (those that exist)
+//   source/config.json         the checkpoint's config.json as it was; of a GGUF file, what its keys say in that form.
+//                              Nothing of the graph depends on it: it is kept for checkpoints that are written again
 //   provenance.json            source hashes, tool version, options, calibration statistics' hash
 // Reading maps the weights and checks that they are exactly those that the graph declares, with its shapes and dtypes.
 
@@ -76,5 +78,11 @@ class MirWriter {
 // Copies the known tokenizer files (those that exist) into to_dir/tokenizer. from_dir: a MIR or engine directory (its
 // tokenizer/ folder), or a checkpoint that has them at its top.
 Status copy_tokenizer(const Path& from_dir, const Path& to_dir);
+
+inline constexpr const char* kSourceConfig = "source/config.json";
+// Into a MIR directory that is being written.
+Status write_source_config(std::string_view text, const Path& to_dir);
+// From one MIR directory to another; nothing where it has none (one of an older version).
+Status copy_source_config(const Path& from_dir, const Path& to_dir);
 
 }  // namespace mi::ir

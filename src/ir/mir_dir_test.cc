@@ -173,5 +173,15 @@ TEST_F(MirDirTest, CopiesTheTokenizer) {
               HasSubstr("file/tokenizer: cannot be created"));
 }
 
+TEST_F(MirDirTest, CopiesTheSourceConfigWhereThereIsOne) {
+  ASSERT_TRUE(copy_source_config(dir_ / "older", dir_ / "to").ok());
+  EXPECT_FALSE(fs::exists(dir_ / "to"));
+  ASSERT_TRUE(write_source_config("{\"a\": 1}", dir_ / "from").ok());
+  ASSERT_TRUE(copy_source_config(dir_ / "from", dir_ / "to").ok());
+  EXPECT_EQ(read_file(dir_ / "to" / kSourceConfig).value(), "{\"a\": 1}");
+  ASSERT_TRUE(write_file(dir_ / "file", "").ok());
+  EXPECT_THAT(copy_source_config(dir_ / "from", dir_ / "file").error().message(), HasSubstr("file/source: cannot be created"));
+}
+
 }  // namespace
 }  // namespace mi::ir

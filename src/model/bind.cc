@@ -94,12 +94,9 @@ Status Binder::normalise(int64_t layers, int64_t extra_layers) {
   std::map<std::string, int64_t> skipped;
   for (const auto& [name, tensor] : checkpoint_.tensors()) {
     std::string n = name;
-    for (size_t i = 0; i < recipe_.rename.size(); ++i) {
-      const auto& [from, to] = recipe_.rename[i];
-      if (!n.starts_with(from)) continue;
-      n = to + n.substr(from.size());
-      applied_rename_ = int(i);
-      break;
+    if (const auto* wrapper = wrapper_of(recipe_, name)) {
+      n = wrapper->second + name.substr(wrapper->first.size());
+      wrapper_ = wrapper;
     }
     std::string why;
     for (const Recipe::Skip& s : recipe_.skip)
@@ -251,11 +248,11 @@ Result<WeightInfo> Binder::need(int32_t layer, const std::string& local, const S
   const std::vector<ViewOp>& ops = ops_[ops_key];
   std::vector<std::string> known_as = best.alternative->from;
   if (!best.alternative->known_as.empty()) known_as.assign(1, best.alternative->known_as);
-  for (const std::string& name : known_as)
-    s.origin.from.push_back(original(replace(name, "{layer}", std::to_string(layer))));
-  s.origin.ops = ops;
   std::vector<const Checkpoint::Tensor*> tensors;
   for (const std::string& n : best.names) tensors.push_back(find(n));
+  for (const std::string& name : known_as)
+    s.origin.from.push_back(spelled_as(*tensors.front(), replace(name, "{layer}", std::to_string(layer))));
+  s.origin.ops = ops;
 
   const bool stacked = best.alternative->from[0].find("{expert}") != std::string::npos;
   const Shape each(shape.begin() + (stacked ? 1 : 0), shape.end());
@@ -276,6 +273,7 @@ Result<WeightInfo> Binder::need(int32_t layer, const std::string& local, const S
       return WeightInfo{};
     }
     if (concat) s.origin.rows.push_back(p.view.dim[0]);
+    if (!ops.empty()) s.origin.shape = stored ? stored->shape : t->entry->shape;
     rows += concat ? p.view.dim[0] : 0;
     used_.insert(t);
     if (stored) used_.insert(stored->tensors.begin(), stored->tensors.end());
@@ -307,9 +305,14 @@ void Binder::use_up(const std::string& name) {
 }
 
 std::string Binder::original(const std::string& normalised) const {
-  if (applied_rename_ < 0) return normalised;
-  const auto& [from, to] = recipe_.rename[size_t(applied_rename_)];
+  if (!wrapper_) return normalised;
+  const auto& [from, to] = *wrapper_;
   return normalised.starts_with(to) ? from + normalised.substr(to.size()) : normalised;
+}
+
+std::string Binder::spelled_as(const Checkpoint::Tensor& t, const std::string& normalised) const {
+  const auto* wrapper = wrapper_of(recipe_, t.name());
+  return wrapper ? wrapper->first + normalised.substr(wrapper->second.size()) : normalised;
 }
 
 Result<bool> Binder::settle_dtypes() {

@@ -80,7 +80,9 @@ class Binder {
   };
   Candidate expand(const Alternative& a, int32_t layer, int64_t experts) const;
   const Checkpoint::Tensor* find(const std::string& normalised) const;
-  std::string original(const std::string& normalised) const;  // as this checkpoint spells it
+  // As this checkpoint spells it: a tensor that is missing, for messages; one that has the wrapper of t.
+  std::string original(const std::string& normalised) const;
+  std::string spelled_as(const Checkpoint::Tensor& t, const std::string& normalised) const;
   Result<Part> make_part(const Checkpoint::Tensor& t, const Shape& shape, const std::vector<ViewOp>& ops,
                          bool is_vector) const;
   Result<std::shared_ptr<const formats::Stored>> stored_form(const Checkpoint::Tensor& t, const std::string& local,
@@ -93,7 +95,7 @@ class Binder {
   QuantScheme* scheme_;
   std::unordered_map<std::string, const Checkpoint::Tensor*> by_name_;  // normalised, skipped ones left out
   std::unordered_set<const Checkpoint::Tensor*> used_;
-  int applied_rename_ = -1;  // into recipe_.rename; for messages
+  const std::pair<std::string, std::string>* wrapper_ = nullptr;  // of recipe_.rename, the last that was taken off
   std::vector<std::pair<std::string, int64_t>> skipped_;
   std::map<std::string, Source> sources_;
   std::map<std::string, std::vector<ViewOp>> ops_;  // parsed, by their JSON text

@@ -421,6 +421,11 @@ Result<ExportReport> export_model(const ExportOptions& o) {
     if (auto s = write_weights(p, &writer, p.dummy ? &*p.dummy : nullptr, &r.notes); !s.ok())
       return with_way_out(s.error());
     MI_TRY_VOID(write_tokenizer_files(p.text, out.path()));
+    std::string config = dump_json(p.config->root(), 2) + "\n";
+    if (!p.gguf) {
+      MI_TRY(config, read_file(at.config));
+    }
+    MI_TRY_VOID(ir::write_source_config(config, out.path()));
     MI_TRY_VOID(writer.finish(p.graph, provenance(o, p, r, std::move(files))));
     MI_TRY_VOID(out.commit());
   }

@@ -39,6 +39,8 @@ TEST_P(Golden, EitherConfigSpellingGivesTheSameModel) {
   EXPECT_EQ(m.graph.info.vocab, 512);
   EXPECT_EQ(m.graph.info.eos_ids, std::vector<int64_t>{511});
   EXPECT_TRUE(m.provenance["source"]["files"].contains("config.json"));
+  EXPECT_EQ(read_text(tmp / "a" / ir::kSourceConfig), read_text(data("goldens") / GetParam() / "config.json"));
+  EXPECT_EQ(read_text(tmp / "b" / ir::kSourceConfig), read_text(source / "config.released.json"));
 }
 
 class Broken : public ::testing::TestWithParam<std::string> {};

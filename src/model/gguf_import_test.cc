@@ -197,6 +197,7 @@ TEST(GgufImport, FilesAndFolders) {
   EXPECT_EQ(r->source_tensors, r->used_tensors);
   const ir::MirDir m = open_mir(tmp / "out");
   EXPECT_EQ(m.provenance["quantized"], "gguf");
+  EXPECT_EQ(load_json(tmp / "out" / ir::kSourceConfig)["model_type"], "qwen3_moe");
   EXPECT_TRUE(m.provenance["source"]["files"].contains("a.gguf"));
   fs::copy_file(file, tmp / "m" / "b.gguf");
   EXPECT_THAT(refusal(check(tmp / "m")), AllOf(HasSubstr("2 GGUF files"), HasSubstr("a.gguf, b.gguf")));

@@ -57,6 +57,8 @@ std::string_view gguf_type_name(GgufType t) {
       return "F32";
     case GgufType::kF16:
       return "F16";
+    case GgufType::kQ4_0:
+      return "Q4_0";
     case GgufType::kQ8_0:
       return "Q8_0";
     case GgufType::kBF16:
@@ -67,9 +69,9 @@ std::string_view gguf_type_name(GgufType t) {
 
 size_t gguf_row_bytes(GgufType t, int64_t cols) {
   if (t == GgufType::kF32) return size_t(cols) * 4;
-  if (t != GgufType::kQ8_0) return size_t(cols) * 2;
-  MI_CHECK(cols % kQ8Block == 0, "a row of {} values has no whole number of blocks", cols);
-  return size_t(cols / kQ8Block) * kQ8BlockBytes;
+  if (!in_blocks(t)) return size_t(cols) * 2;
+  MI_CHECK(cols % kGgufBlock == 0, "a row of {} values has no whole number of blocks", cols);
+  return size_t(cols / kGgufBlock) * (t == GgufType::kQ8_0 ? kQ8BlockBytes : kQ4BlockBytes);
 }
 
 void GgufKeys::begin(std::string_view key, uint32_t type) {
@@ -154,30 +156,67 @@ void GgufWriter::finish() const { MI_CHECK_EQ(current_, tensors_.size()); }
 
 bool round_q8_0(const float* x, int64_t n, std::byte* out) {
   bool fits = true;
-  for (int64_t at = 0; at < n; at += kQ8Block, out += kQ8BlockBytes) {
+  for (int64_t at = 0; at < n; at += kGgufBlock, out += kQ8BlockBytes) {
     float most = 0;
-    for (int64_t i = 0; i < kQ8Block; ++i) most = std::max(most, std::fabs(x[at + i]));
+    for (int64_t i = 0; i < kGgufBlock; ++i) most = std::max(most, std::fabs(x[at + i]));
     const float d = most / 127.0f;
     const float inverse = d >= std::numeric_limits<float>::min() ? 1.0f / d : 0.0f;  // of a subnormal d it is infinite
     fits &= put_scale(d, out);
-    int8_t q[kQ8Block];
-    for (int64_t i = 0; i < kQ8Block; ++i) {
+    int8_t q[kGgufBlock];
+    for (int64_t i = 0; i < kGgufBlock; ++i) {
       // Truncation and a step away from zero where the rest is a half or more: what roundf does, without its calls.
       const float v = x[at + i] * inverse;
       const int32_t whole = int32_t(v);
       const float rest = v - float(whole);
       q[i] = int8_t(whole + (rest >= 0.5f) - (rest <= -0.5f));
     }
-    std::memcpy(out + 2, q, kQ8Block);
+    std::memcpy(out + 2, q, kGgufBlock);
   }
   return fits;
 }
 
 bool pack_q8_0(const int8_t* q, float scale, int64_t n, std::byte* out) {
   bool fits = true;
-  for (int64_t at = 0; at < n; at += kQ8Block, out += kQ8BlockBytes) {
+  for (int64_t at = 0; at < n; at += kGgufBlock, out += kQ8BlockBytes) {
     fits &= put_scale(scale, out);
-    std::memcpy(out + 2, q + at, kQ8Block);
+    std::memcpy(out + 2, q + at, kGgufBlock);
+  }
+  return fits;
+}
+
+namespace {
+
+// halves: a number + 8 each.
+void store_q4_0(const uint8_t* halves, std::byte* out) {
+  for (int64_t j = 0; j < kGgufBlock / 2; ++j) out[j] = std::byte(halves[j] | halves[j + kGgufBlock / 2] << 4);
+}
+
+}  // namespace
+
+bool round_q4_0(const float* x, int64_t n, std::byte* out) {
+  bool fits = true;
+  for (int64_t at = 0; at < n; at += kGgufBlock, out += kQ4BlockBytes) {
+    float top = 0;
+    for (int64_t i = 0; i < kGgufBlock; ++i)
+      if (std::fabs(x[at + i]) > std::fabs(top)) top = x[at + i];
+    const float d = top / -8.0f;
+    const float inverse = std::fabs(d) >= std::numeric_limits<float>::min() ? 1.0f / d : 0.0f;
+    fits &= put_scale(d, out);
+    uint8_t halves[kGgufBlock];
+    for (int64_t i = 0; i < kGgufBlock; ++i)
+      halves[i] = uint8_t(std::min(float(double(x[at + i]) * double(inverse) + 8.5), 15.0f));
+    store_q4_0(halves, out + 2);
+  }
+  return fits;
+}
+
+bool pack_q4_0(const int8_t* q, float scale, int64_t n, std::byte* out) {
+  bool fits = true;
+  for (int64_t at = 0; at < n; at += kGgufBlock, out += kQ4BlockBytes) {
+    fits &= put_scale(scale, out);
+    uint8_t halves[kGgufBlock];
+    for (int64_t i = 0; i < kGgufBlock; ++i) halves[i] = uint8_t(q[at + i] + 8);
+    store_q4_0(halves, out + 2);
   }
   return fits;
 }

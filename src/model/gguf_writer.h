@@ -14,13 +14,16 @@
 
 namespace mi::model {
 
-// The values are ggml's. kQ8_0: blocks of 32 along a row, each an fp16 scale d and 32 int8 q: value = d * q.
-enum class GgufType : uint32_t { kF32 = 0, kF16 = 1, kQ8_0 = 8, kBF16 = 30 };
+// The values are ggml's. kQ8_0: blocks of 32 along a row, each an fp16 scale d and 32 int8 q: value = d * q. kQ4_0: blocks
+// of 32, each an fp16 scale d and 16 bytes; byte j has number j in its low half, j + 16 in its high half: value =
+// d * (half - 8).
+enum class GgufType : uint32_t { kF32 = 0, kF16 = 1, kQ4_0 = 2, kQ8_0 = 8, kBF16 = 30 };
 std::string_view gguf_type_name(GgufType t);  // "F32", "Q8_0", ...
 
-constexpr int64_t kQ8Block = 32;
-constexpr size_t kQ8BlockBytes = 34;
-// Bytes of a row. Precondition for kQ8_0: cols is a multiple of kQ8Block.
+constexpr int64_t kGgufBlock = 32;
+constexpr size_t kQ8BlockBytes = 34, kQ4BlockBytes = 18;
+constexpr bool in_blocks(GgufType t) { return t == GgufType::kQ8_0 || t == GgufType::kQ4_0; }
+// Bytes of a row. Precondition where the type is in blocks: cols is a multiple of kGgufBlock.
 size_t gguf_row_bytes(GgufType t, int64_t cols);
 
 // The key-value part of the header, in the order of the calls. A key is given once (MI_CHECK).
@@ -71,11 +74,15 @@ class GgufWriter {
   uint64_t written_ = 0;  // of the current tensor
 };
 
-// Rounds n floats (n a multiple of kQ8Block) to Q8_0 as ggml's reference does: d = max|x| / 127, q = x * (1 / d)
+// Rounds n floats (n a multiple of kGgufBlock) to Q8_0 as ggml's reference does: d = max|x| / 127, q = x * (1 / d)
 // rounded to nearest, halves away from zero; d itself is then stored as fp16. False when a scale is too large for fp16
 // or not finite.
 [[nodiscard]] bool round_q8_0(const float* x, int64_t n, std::byte* out);
 // Values that are scale * q already: q stays, only the scale is rounded to fp16. False as above.
 [[nodiscard]] bool pack_q8_0(const int8_t* q, float scale, int64_t n, std::byte* out);
+// The same for Q4_0. d = (the first x with max|x|) / -8, halves = x * (1 / d) + 8.5 cut off, at most 15; ggml's reference
+// depends on the compiler's contraction, the gguf package's on none: this is the package's. q are within [-8, 7].
+[[nodiscard]] bool round_q4_0(const float* x, int64_t n, std::byte* out);
+[[nodiscard]] bool pack_q4_0(const int8_t* q, float scale, int64_t n, std::byte* out);
 
 }  // namespace mi::model

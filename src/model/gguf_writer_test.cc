@@ -23,13 +23,13 @@ std::vector<Block> blocks(const std::vector<std::byte>& bytes) {
     F16 h{};
     std::memcpy(&h.bits, bytes.data() + at, 2);
     b.d = to_f32(h);
-    for (size_t i = 0; i < size_t(kQ8Block); ++i) b.q.push_back(int8_t(bytes[at + 2 + i]));
+    for (size_t i = 0; i < size_t(kGgufBlock); ++i) b.q.push_back(int8_t(bytes[at + 2 + i]));
     out.push_back(std::move(b));
   }
   return out;
 }
 std::vector<Block> rounded(std::vector<float> x, bool* fits = nullptr) {
-  x.resize((x.size() + kQ8Block - 1) / kQ8Block * kQ8Block);
+  x.resize((x.size() + kGgufBlock - 1) / kGgufBlock * kGgufBlock);
   std::vector<std::byte> out(gguf_row_bytes(GgufType::kQ8_0, int64_t(x.size())));
   const bool ok = round_q8_0(x.data(), int64_t(x.size()), out.data());
   if (fits) *fits = ok;
@@ -45,7 +45,7 @@ TEST(Q80, HalvesGoAwayFromZero) {
 
 TEST(Q80, EqualsTheLibraryRounding) {
   std::vector<float> x;
-  for (uint64_t i = 0; i < 64 * kQ8Block; ++i)
+  for (uint64_t i = 0; i < 64 * kGgufBlock; ++i)
     x.push_back(random_normal(3, i) * std::ldexp(1.0f, int(i / 32 % 40) - 20));
   const std::vector<Block> out = rounded(x);
   for (size_t k = 0; k < out.size(); ++k) {
@@ -81,6 +81,59 @@ TEST(Q80, IntegersStayWhenTheyAreThere) {
   for (size_t i = 0; i < 64; ++i) EXPECT_EQ(blocks(out)[i / 32].q[i % 32], q[i]);
   EXPECT_FALSE(pack_q8_0(q.data(), 1e5f, 64, out.data()));
   EXPECT_FALSE(pack_q8_0(q.data(), std::nanf(""), 64, out.data()));
+}
+
+// d and the 32 numbers of each block, in their order.
+std::vector<Block> blocks_q4(const std::vector<std::byte>& bytes) {
+  std::vector<Block> out;
+  for (size_t at = 0; at < bytes.size(); at += kQ4BlockBytes) {
+    Block b;
+    F16 h{};
+    std::memcpy(&h.bits, bytes.data() + at, 2);
+    b.d = to_f32(h);
+    for (size_t i = 0; i < 32; ++i) b.q.push_back((int(bytes[at + 2 + i % 16]) >> (i / 16 * 4) & 15) - 8);
+    out.push_back(std::move(b));
+  }
+  return out;
+}
+std::vector<Block> rounded_q4(std::vector<float> x, bool* fits = nullptr) {
+  x.resize((x.size() + kGgufBlock - 1) / kGgufBlock * kGgufBlock);
+  std::vector<std::byte> out(gguf_row_bytes(GgufType::kQ4_0, int64_t(x.size())));
+  const bool ok = round_q4_0(x.data(), int64_t(x.size()), out.data());
+  if (fits) *fits = ok;
+  return blocks_q4(out);
+}
+
+TEST(Q40, TheLargestMeetsMinusEightAndItsOppositeIsCut) {
+  const Block plus = rounded_q4({8, -8, 7.5f, 0.5f, -0.5f, 1, 0.49f})[0];
+  EXPECT_EQ(plus.d, -1.0f);
+  EXPECT_EQ(std::vector<int>(plus.q.begin(), plus.q.begin() + 8), (std::vector<int>{-8, 7, -7, 0, 1, -1, 0, 0}));
+  const Block minus = rounded_q4({-8, 8, 3})[0];
+  EXPECT_EQ(minus.d, 1.0f);
+  EXPECT_EQ(std::vector<int>(minus.q.begin(), minus.q.begin() + 4), (std::vector<int>{-8, 7, 3, 0}));
+}
+
+TEST(Q40, ZerosSubnormalsAndWhatDoesNotFit) {
+  bool fits = false;
+  for (float tiny : {0.0f, 1e-45f, 1e-38f}) {
+    const Block b = rounded_q4({tiny, -tiny}, &fits)[0];
+    EXPECT_TRUE(fits);
+    for (int q : b.q) EXPECT_EQ(b.d * float(q), 0.0f);
+  }
+  rounded_q4({5e5f}, &fits);
+  EXPECT_TRUE(fits);
+  rounded_q4({6e5f}, &fits);
+  EXPECT_FALSE(fits);
+}
+
+TEST(Q40, IntegersStayWhenTheyAreThere) {
+  std::vector<int8_t> q;
+  for (int i = 0; i < 64; ++i) q.push_back(int8_t(i * 7 % 16 - 8));
+  std::vector<std::byte> out(2 * kQ4BlockBytes);
+  ASSERT_TRUE(pack_q4_0(q.data(), -0.0123f, 64, out.data()));
+  for (const Block& b : blocks_q4(out)) EXPECT_EQ(b.d, to_f32(to_f16(-0.0123f)));
+  for (size_t i = 0; i < 64; ++i) EXPECT_EQ(blocks_q4(out)[i / 32].q[i % 32], q[i]);
+  EXPECT_FALSE(pack_q4_0(q.data(), 1e5f, 64, out.data()));
 }
 
 TEST(GgufWriter, TheReaderAcceptsItAndDataLieAligned) {

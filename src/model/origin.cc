@@ -26,6 +26,7 @@ Result<Origin> parse_origin(const Json& j, const std::string& what) {
   MI_TRY(o.from, json_get<std::vector<std::string>>(j, "from", what));
   MI_TRY(o.rows, json_get_or<std::vector<int64_t>>(j, "rows", {}, what));
   if (j.contains("ops")) { MI_TRY(o.ops, parse_view_ops(j["ops"], nullptr, what)); }
+  MI_TRY(o.shape, json_get_or<std::vector<int64_t>>(j, "shape", {}, what));
   if (o.from.empty() || (o.from.size() > 1 || !o.rows.empty() ? o.rows.size() != o.from.size() : false))
     return bad_input("{}: expected one number in rows for each name in from", what);
   return o;
@@ -39,6 +40,7 @@ Json origins_json(const Origins& origins) {
     Json j{{"from", o.from}};
     if (!o.rows.empty()) j["rows"] = o.rows;
     if (!o.ops.empty()) j["ops"] = ops_json(o.ops);
+    if (!o.shape.empty()) j["shape"] = o.shape;
     out[tensor] = std::move(j);
   }
   return out;

@@ -2,9 +2,10 @@
 // Where the tensors of a MIR directory come from. Export writes it into provenance.json under "tensors"; a tool then finds
 // a weight by the name that the checkpoint gave it. Form of an entry:
 //   "layers.0.moe.experts.gate.weight": {"from": ["model.layers.0.mlp.experts.{expert}.gate_proj.weight"]}
-//   "layers.0.moe.experts.up.weight":   {"from": ["model.layers.0.mlp.experts.gate_up_proj"], "ops": [{"half": [1]}]}
+//   "layers.0.moe.experts.up.weight":   {"from": ["model.layers.0.mlp.experts.gate_up_proj"], "ops": [{"half": [1]}],
+//                                       "shape": [8, 64, 32]}
 // {expert} stands for 0, 1, ... along the first dimension; several names are stacked along the rows ("rows": how many of
-// each); ops (view.h, their numbers resolved) turn the checkpoint's layout into the MIR's.
+// each); ops (view.h, their numbers resolved) turn the checkpoint's layout, of "shape", into the MIR's.
 
 #include <map>
 #include <string>
@@ -20,6 +21,7 @@ struct Origin {
   std::vector<std::string> from;
   std::vector<int64_t> rows;  // of each name in `from`; empty: one name
   std::vector<ViewOp> ops;
+  Shape shape;  // of the checkpoint's tensor, where ops are not empty
 };
 using Origins = std::map<std::string, Origin, std::less<>>;  // by MIR tensor
 

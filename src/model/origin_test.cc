@@ -15,7 +15,7 @@ using ::testing::SizeIs;
 const Json kTensors = Json::parse(R"({"tensors": {
   "layers.0.moe.experts.gate.weight": {"from": ["m.0.experts.{expert}.gate"]},
   "layers.0.attn.q.weight": {"from": ["m.0.q_a", "m.0.q_b"], "rows": [8, 4]},
-  "layers.1.moe.experts.up.weight": {"from": ["m.1.gate_up"], "ops": ["transpose", {"every": [2, 1]}]},
+  "layers.1.moe.experts.up.weight": {"from": ["m.1.gate_up"], "ops": ["transpose", {"every": [2, 1]}], "shape": [2, 4, 6]},
   "layers.1.moe.experts.gate.weight": {"from": ["m.1.gate_up"], "ops": ["transpose", {"every": [2, 0]}]}}})");
 
 TEST(Origin, NamesLeadToParts) {
@@ -40,14 +40,14 @@ TEST(Origin, IsReadAsWritten) {
     "layers.0.attn.q.weight": {"from": ["m.0.q_a", "m.0.q_b"], "rows": [8, 4]},
     "layers.0.moe.experts.gate.weight": {"from": ["m.0.experts.{expert}.gate"]},
     "layers.1.moe.experts.gate.weight": {"from": ["m.1.gate_up"], "ops": ["transpose", {"every": [2, 0]}]},
-    "layers.1.moe.experts.up.weight": {"from": ["m.1.gate_up"], "ops": ["transpose", {"every": [2, 1]}]}})"));
+    "layers.1.moe.experts.up.weight": {"from": ["m.1.gate_up"], "ops": ["transpose", {"every": [2, 1]}], "shape": [2, 4, 6]}})"));
 }
 
 TEST(Origin, RefusesWhatItCannotUse) {
   EXPECT_THAT(refusal(read_origins(Json::object(), "p.json")), HasSubstr("export the checkpoint again"));
   EXPECT_THAT(refusal(read_origins(Json::parse(R"({"tensors": []})"), "p.json")), HasSubstr("expected an object"));
   for (const char* bad : {R"({"from": []})", R"({"from": ["a", "b"]})", R"({"from": ["a", "b"], "rows": [1]})", R"({"from": ["a"], "ops": ["turn"]})",
-                          R"({"from": ["a"], "ops": [{"half": "x"}]})", R"({})", R"({"from": 3})"})
+                          R"({"from": ["a"], "ops": [{"half": "x"}]})", R"({"from": ["a"], "shape": 3})", R"({})", R"({"from": 3})"})
     EXPECT_THAT(refusal(read_origins(Json{{"tensors", {{"w", Json::parse(bad)}}}}, "p.json")), HasSubstr("tensors.w")) << bad;
 }
 

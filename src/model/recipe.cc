@@ -224,6 +224,11 @@ bool accepts(const Recipe& r, const std::string& type) {
          std::any_of(r.misspelled.begin(), r.misspelled.end(), fits);
 }
 
+const std::pair<std::string, std::string>* wrapper_of(const Recipe& r, std::string_view name) {
+  const auto it = std::find_if(r.rename.begin(), r.rename.end(), [&](const auto& p) { return name.starts_with(p.first); });
+  return it == r.rename.end() ? nullptr : &*it;
+}
+
 Result<Recipe> find_recipe(const std::string& type, const std::string& path) {
   for (const Recipe& r : built_in()) {
     if (!accepts(r, type)) continue;

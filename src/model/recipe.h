@@ -74,6 +74,9 @@ Result<Recipe> find_recipe(const std::string& model_type, const std::string& pat
 bool same_model_type(std::string a, std::string b);  // hyphen = underscore, case ignored
 bool accepts(const Recipe& r, const std::string& model_type);
 
+// The pair of r.rename that applies to a tensor's name in a checkpoint; nullptr: none.
+const std::pair<std::string, std::string>* wrapper_of(const Recipe& r, std::string_view name);
+
 struct EmbeddedFamily {
   std::string_view name, text;
 };                                                       // "qwen3_moe", the YAML

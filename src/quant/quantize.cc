@@ -166,6 +166,7 @@ class Walk {
     if (o_.compare) MI_TRY_VOID(compare_heads(epilogue));
 
     MI_TRY_VOID(ir::copy_tokenizer(o_.model, out.path()));
+    MI_TRY_VOID(ir::copy_source_config(o_.model, out.path()));
     MI_TRY_VOID(write_file(out.path() / "recipe.yaml", recipe_text(recipe_of(o_), {"what made this model; with the same source it gives the same bytes"})));
     MI_TRY_VOID(writer.finish(rounded_.graph, provenance_of(o_, mir_, set_, report_)));
     MI_TRY_VOID(out.commit());

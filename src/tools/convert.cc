@@ -11,6 +11,7 @@
 #include "base/util.h"
 #include "ir/mir_dir.h"
 #include "model/weight_writer.h"
+#include "tensor/int4.h"
 #include "tools/gguf/arch.h"
 
 namespace mi::tools {
@@ -29,6 +30,8 @@ uint32_t file_type(GgufType t) {
       return 0;
     case GgufType::kF16:
       return 1;
+    case GgufType::kQ4_0:
+      return 2;
     case GgufType::kQ8_0:
       return 7;
     case GgufType::kBF16:
@@ -37,9 +40,25 @@ uint32_t file_type(GgufType t) {
   MI_CHECK(false, "GGUF type {}", uint32_t(t));
 }
 
-GgufType type_of(const FileTensor& t, GgufType wanted) {
-  const bool whole_blocks = wanted != GgufType::kQ8_0 || t.shape.back() % model::kQ8Block == 0;
-  return t.keep_f32 || !whole_blocks ? GgufType::kF32 : wanted;
+bool has_odd_rows(const FileTensor& t, GgufType wanted) {
+  return !t.keep_f32 && model::in_blocks(wanted) && t.shape.back() % model::kGgufBlock != 0;
+}
+
+// The types of the file's tensors. With Q4_0, what deserves more bits gets Q8_0: the embedding and the head (llama.cpp's
+// own files have Q6_K there), int8 weights, and all that a MIR with int4 weights keeps in float.
+std::vector<GgufType> types_of(const std::vector<FileTensor>& tensors, GgufType wanted) {
+  const bool quantized = std::any_of(tensors.begin(), tensors.end(),
+                                     [](const FileTensor& t) { return t.format != ir::WeightFormat::kFloat; });
+  std::vector<GgufType> types;
+  for (const FileTensor& t : tensors) {
+    const bool end = t.name == "token_embd.weight" || t.name == "output.weight";
+    const bool four_bits = t.format == ir::WeightFormat::kW4A8 || (!quantized && !end);
+    if (t.keep_f32 || has_odd_rows(t, wanted))
+      types.push_back(GgufType::kF32);
+    else
+      types.push_back(wanted == GgufType::kQ4_0 && !four_bits ? GgufType::kQ8_0 : wanted);
+  }
+  return types;
 }
 
 // Writes one tensor, row by row.
@@ -48,7 +67,7 @@ class RowWriter {
   RowWriter(const ir::MirDir& m, const FileTensor& t, GgufType type) : t_(t), type_(type) {
     if (t.weight.empty()) return;
     view_ = m.weight(t.weight);
-    if (view_.dtype == DType::kI8) scale_ = to_f32_vector(m.weight(t.weight + "_scale"));
+    if (t.format != ir::WeightFormat::kFloat) scale_ = to_f32_vector(m.weight(t.weight + "_scale"));
     name_ = fmt::format("{}: tensor {}", m.dir.string(), t.weight);
   }
 
@@ -67,13 +86,15 @@ class RowWriter {
 
   // The bytes of the MIR behind rows [first, first + n); not known for reordered ones, whose heads are read whole.
   std::pair<size_t, size_t> source_bytes(int64_t first, int64_t n) const {
-    const size_t each = size_t(cols()) * dtype_bytes(view_.dtype);
-    return {size_t(first) * each, size_t(n) * each};
+    return {size_t(first) * source_row_bytes(), size_t(n) * source_row_bytes()};
   }
   const TensorView& view() const { return view_; }
   const std::string& name() const { return name_; }
 
  private:
+  size_t source_row_bytes() const {
+    return t_.format == ir::WeightFormat::kW4A8 ? size_t(int4_row_bytes(cols())) : size_t(cols()) * dtype_bytes(view_.dtype);
+  }
   int64_t source_row(int64_t r) const {
     if (t_.pair_heads == 0) return r;
     const int64_t head = rows() / t_.pair_heads, half = head / 2, within = r % head;
@@ -85,17 +106,38 @@ class RowWriter {
     if (t_.weight.empty()) {
       std::memcpy(wide, t_.numbers.data() + r * n, size_t(n) * 4);
     } else {
-      const std::byte* from = view_.data + size_t(r * n) * dtype_bytes(view_.dtype);
-      if (!scale_.empty() && type_ == GgufType::kQ8_0)
+      const std::byte* from = view_.data + size_t(r) * source_row_bytes();
+      if (t_.format == ir::WeightFormat::kW4A8) return int4_row(reinterpret_cast<const uint8_t*>(from), r, wide, out);
+      const bool int8 = t_.format == ir::WeightFormat::kW8A8;
+      if (int8 && type_ == GgufType::kQ8_0)
         return model::pack_q8_0(reinterpret_cast<const int8_t*>(from), scale_[size_t(r)], n, out);
       if (model::scan_floats(from, view_.dtype, 1, n).bad >= 0) return false;
       convert_to_f32(from, view_.dtype, wide, size_t(n));
+      if (int8)
+        for (int64_t i = 0; i < n; ++i) wide[i] *= scale_[size_t(r)];
     }
-    if (!scale_.empty())
-      for (int64_t i = 0; i < n; ++i) wide[i] *= scale_[size_t(r)];
     if (t_.add_one)
       for (int64_t i = 0; i < n; ++i) wide[i] += 1.0f;
     return store(wide, n, out);
+  }
+
+  // A block lies within one group, so its scale is the group's.
+  bool int4_row(const uint8_t* from, int64_t r, float* wide, std::byte* out) const {
+    const int64_t n = cols();
+    const float* scale = scale_.data() + r * int4_groups(n, t_.group);
+    if (!model::in_blocks(type_)) {
+      for (int64_t i = 0; i < n; ++i) wide[i] = float(int4_at(from, i)) * scale[i / t_.group];
+      return store(wide, n, out);
+    }
+    constexpr int64_t kBlock = model::kGgufBlock;
+    bool fits = true;
+    for (int64_t at = 0; at < n; at += kBlock, out += model::gguf_row_bytes(type_, kBlock)) {
+      int8_t q[kBlock];
+      for (int64_t i = 0; i < kBlock; ++i) q[i] = int4_at(from, at + i);
+      fits &= type_ == GgufType::kQ4_0 ? model::pack_q4_0(q, scale[at / t_.group], kBlock, out)
+                                       : model::pack_q8_0(q, scale[at / t_.group], kBlock, out);
+    }
+    return fits;
   }
 
   bool store(const float* x, int64_t n, std::byte* out) const {
@@ -103,6 +145,8 @@ class RowWriter {
       case GgufType::kF32:
         std::memcpy(out, x, size_t(n) * 4);
         return true;
+      case GgufType::kQ4_0:
+        return model::round_q4_0(x, n, out);
       case GgufType::kQ8_0:
         return model::round_q8_0(x, n, out);
       case GgufType::kBF16:
@@ -126,7 +170,7 @@ class RowWriter {
   const FileTensor& t_;
   GgufType type_;
   TensorView view_;
-  std::vector<float> scale_;  // of int8 rows
+  std::vector<float> scale_;  // of int8 rows, of groups of int4 rows
   std::string name_;
 };
 
@@ -177,14 +221,17 @@ void put_general(const ir::ModelInfo& info, const std::string& arch, GgufType ty
 
 }  // namespace
 
+Status check_outside(const Path& model, const Path& output) {
+  std::error_code ec;
+  const Path a = std::filesystem::weakly_canonical(model, ec), b = std::filesystem::weakly_canonical(output, ec);
+  if (std::mismatch(a.begin(), a.end(), b.begin(), b.end()).first == a.end())
+    return fail(ErrorCode::kUsage, "{}: the output is in the model's own folder; choose another", output.string());
+  return {};
+}
+
 Result<ConvertReport> convert_to_gguf(const ConvertOptions& o, hw::ThreadPool& pool) {
   const auto start = std::chrono::steady_clock::now();
-  // With force the output replaces what has its name, which must not be a part of the model.
-  std::error_code ec;
-  const Path model = std::filesystem::weakly_canonical(o.model, ec),
-             output = std::filesystem::weakly_canonical(o.output, ec);
-  if (std::mismatch(model.begin(), model.end(), output.begin(), output.end()).first == model.end())
-    return fail(ErrorCode::kUsage, "{}: the output is in the model's own folder; choose another", o.output.string());
+  MI_TRY_VOID(check_outside(o.model, o.output));
   MI_TRY(const ir::MirDir m, ir::MirDir::open(o.model));
   ConvertReport r;
   r.name = m.graph.info.name;
@@ -200,18 +247,24 @@ Result<ConvertReport> convert_to_gguf(const ConvertOptions& o, hw::ThreadPool& p
   int64_t odd = 0;
   uint64_t data = 0;
   std::map<std::string, int64_t> types;
-  for (const FileTensor& t : plan.tensors) {
-    const GgufType type = type_of(t, o.type);
-    odd += !t.keep_f32 && type != o.type;
-    tensors.push_back({t.name, type, t.shape});
+  const std::vector<GgufType> chosen = types_of(plan.tensors, o.type);
+  if (o.type == GgufType::kQ4_0 && std::find(chosen.begin(), chosen.end(), o.type) == chosen.end())
+    return bad_input(
+        "{}: no weight would be Q4_0: int8 weights are not rounded a second time, and rows of Q4_0 are multiples of {}; use "
+        "--type q8_0, or convert the MIR from before quantize",
+        o.model.string(), model::kGgufBlock);
+  for (size_t i = 0; i < chosen.size(); ++i) {
+    const FileTensor& t = plan.tensors[i];
+    odd += has_odd_rows(t, o.type);
+    tensors.push_back({t.name, chosen[i], t.shape});
     data += tensors.back().bytes();
-    ++types[std::string(model::gguf_type_name(type))];
+    ++types[std::string(model::gguf_type_name(chosen[i]))];
   }
   r.tensors = int64_t(tensors.size());
   r.types.assign(types.begin(), types.end());
   if (odd > 0)
     r.notes.push_back(
-        fmt::format("{} matrices have rows of no multiple of {} values and stay F32", odd, model::kQ8Block));
+        fmt::format("{} matrices have rows of no multiple of {} values and stay F32", odd, model::kGgufBlock));
   r.bytes = model::gguf_file_bytes(keys, tensors);
 
   MI_TRY(OutputFile out, OutputFile::create(o.output, o.force));
@@ -229,11 +282,12 @@ Result<ConvertReport> convert_to_gguf(const ConvertOptions& o, hw::ThreadPool& p
 }
 
 std::string report_text(const ConvertReport& r) {
-  std::string s = fmt::format("model         {}, llama.cpp architecture {}\n", r.name, r.arch);
+  std::string s = fmt::format("model         {}, {} {}\n", r.name,
+                              r.format == "gguf" ? "llama.cpp architecture" : "model type", r.arch);
   std::string types;
   for (const auto& [name, n] : r.types) types += fmt::format("{}{} {}", types.empty() ? "" : ", ", n, name);
   s += fmt::format("tensors       {} ({})\n", r.tensors, types);
-  s += fmt::format("file          {}\n", human_bytes(double(r.bytes)));
+  s += fmt::format("{:<14}{}\n", r.format == "gguf" ? "file" : "weights", human_bytes(double(r.bytes)));
   for (const std::string& n : r.notes) s += "note          " + n + "\n";
   s += fmt::format("time          {}, {}/s\n", human_seconds(r.seconds),
                    human_bytes(double(r.bytes) / std::max(r.seconds, 1e-3)));
@@ -243,8 +297,8 @@ std::string report_text(const ConvertReport& r) {
 Json report_json(const ConvertReport& r) {
   Json types = Json::object();
   for (const auto& [name, n] : r.types) types[name] = n;
-  return {{"name", r.name},   {"architecture", r.arch}, {"tensors", r.tensors}, {"types", types},
-          {"bytes", r.bytes}, {"notes", r.notes},       {"seconds", r.seconds}};
+  return {{"format", r.format}, {"name", r.name},   {"architecture", r.arch}, {"tensors", r.tensors},
+          {"types", types},     {"bytes", r.bytes}, {"notes", r.notes},       {"seconds", r.seconds}};
 }
 
 }  // namespace mi::tools

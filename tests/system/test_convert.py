@@ -6,7 +6,7 @@ import struct
 import gguf
 import numpy as np
 import pytest
-from conftest import DATA, export, run
+from conftest import DATA, export, quantize, run
 
 FIXTURE = DATA / "gguf"          # a qwen3_moe checkpoint, and its Q8_0 file as written by the gguf package
 GOLDENS = DATA / "goldens"
@@ -31,7 +31,7 @@ def tensors_of(mir):
                 continue
             begin, end = t["data_offsets"]
             raw = data[8 + length + begin:8 + length + end]
-            kind = {"F32": np.float32, "BF16": np.uint16, "I8": np.int8}[t["dtype"]]
+            kind = {"F32": np.float32, "BF16": np.uint16, "I8": np.int8, "U8": np.uint8}[t["dtype"]]
             a = np.frombuffer(raw, kind).reshape(t["shape"])
             out[name] = (a.astype(np.uint32) << 16).view(np.float32) if t["dtype"] == "BF16" else a
     return out
@@ -177,6 +177,55 @@ def test_int8_weights_keep_their_integers(tmp_path):
         w = weights[mir_name(t.name)]
         want = w.astype(np.float32) * weights[mir_name(t.name) + "_scale"][..., None] if w.dtype == np.int8 else w
         assert np.array_equal(numbers(t), want), t.name
+
+
+def test_q4_0_is_what_the_library_writes(mir, tmp_path):
+    convert(mir, tmp_path / "q4_0.gguf", "--type", "q4_0")
+    reader, weights = gguf.GGUFReader(tmp_path / "q4_0.gguf"), tensors_of(mir)
+    assert keys_of(reader)["general.file_type"] == 2
+    kinds = {t.name: t.tensor_type for t in reader.tensors}
+    assert kinds["token_embd.weight"] == kinds["output.weight"] == TYPES.Q8_0 and kinds["blk.0.ffn_down_exps.weight"] == TYPES.Q4_0
+    assert set(kinds.values()) == {TYPES.F32, TYPES.Q8_0, TYPES.Q4_0}
+    for t in reader.tensors:
+        if t.tensor_type == TYPES.Q4_0:
+            want = gguf.quants.quantize(weights[mir_name(t.name)], TYPES.Q4_0)
+            assert np.array_equal(np.asarray(t.data).reshape(want.shape), want), t.name
+
+
+def int4_products(weights, name):
+    u, scale = weights[name], weights[name + "_scale"]
+    q = np.stack([u & 15, u >> 4], -1).reshape(*u.shape[:-1], -1).astype(np.float32) - 8
+    return q, np.repeat(scale, q.shape[-1] // scale.shape[-1], -1)
+
+
+@pytest.mark.parametrize("group", [32, 64])
+def test_int4_weights_keep_their_integers(mir, group, tmp_path):
+    quantize(mir, tmp_path / "int4", f"quant: {{weight_bits: 4, group_size: {group}, smooth_quant: {{enable: false}}, layers: {{'re:.*attn.q': int8, 're:.*attn.k': float}}}}\n",
+             "--no-compare")
+    weights = tensors_of(tmp_path / "int4")
+    readers = {}
+    for kind in "q4_0", "q8_0", "f32":
+        convert(tmp_path / "int4", tmp_path / f"{kind}.gguf", "--type", kind)
+        readers[kind] = {t.name: t for t in gguf.GGUFReader(tmp_path / f"{kind}.gguf").tensors}
+    seen = 0
+    for name, t in readers["f32"].items():
+        w = weights.get(mir_name(name))
+        if w is None or w.dtype != np.uint8:
+            continue
+        q, scale = int4_products(weights, mir_name(name))
+        assert np.array_equal(numbers(t), q * scale), name
+        for kind in "q4_0", "q8_0":
+            stored = readers[kind][name]
+            assert stored.tensor_type == {"q4_0": TYPES.Q4_0, "q8_0": TYPES.Q8_0}[kind]
+            # Numbers as they were, the scale as fp16: what bfloat16 holds in fp16's normal range stays.
+            assert np.array_equal(numbers(stored), q * scale.astype(np.float16).astype(np.float32)), (kind, name)
+        seen += 1
+    assert seen and {readers["q4_0"][f"blk.0.attn_{x}.weight"].tensor_type for x in "qk"} == {TYPES.Q8_0}
+
+
+def test_int8_weights_are_not_rounded_again(tmp_path):
+    done = convert(export(DATA / "ct_w8a8", tmp_path / "mir"), tmp_path / "x.gguf", "--type", "q4_0", ok=4)
+    assert "--type q8_0" in done.stderr and not (tmp_path / "x.gguf").exists()
 
 
 def test_bent_rotations(tmp_path):

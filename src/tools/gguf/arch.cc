@@ -118,7 +118,6 @@ class Planner {
   }
 
   Result<FilePlan> run() {
-    MI_TRY_VOID(check_formats());
     MI_TRY(ends_, read_ends(g_));
     for (const ir::Block& b : g_.blocks) {
       MI_TRY(Layer l, read_layer(b));
@@ -155,19 +154,6 @@ class Planner {
   Status use(Use u, bool there, const std::string& what) const {
     if (there && u == Use::kNo) return refuse(what, "none");
     if (!there && u == Use::kMust) return refuse("no " + what, "one");
-    return {};
-  }
-
-  // What the writer of rows can read.
-  Status check_formats() const {
-    std::vector<const ir::Block*> all = {&g_.prologue, &g_.epilogue};
-    for (const ir::Block& b : g_.blocks) all.push_back(&b);
-    for (const ir::Block* b : all)
-      for (const ir::WeightDecl& d : b->weights)
-        if (d.format != ir::WeightFormat::kFloat && d.format != ir::WeightFormat::kW8A8)
-          return bad_input(
-              "{}: tensor {} is stored in a form that convert does not know; convert the model before it is quantized",
-              m_.dir.string(), d.name);
     return {};
   }
 
@@ -370,6 +356,8 @@ class Planner {
     if (layer >= 0) t.name = fmt::format("blk.{}.{}", layer, t.name);
     t.shape = w->shape;
     t.weight = ir::full_name(w->name, layer);
+    t.format = w->format;
+    t.group = w->group;
     switch (w->mark) {
       case ir::Mark::kNorm:
       case ir::Mark::kRouter:

@@ -17,6 +17,8 @@ struct FileTensor {
   std::string name;  // in the file: "blk.0.attn_q.weight"
   Shape shape;
   std::string weight;  // in the MIR: "layers.0.attn.q.weight"; "" = the numbers below
+  ir::WeightFormat format = ir::WeightFormat::kFloat;  // in the MIR
+  int64_t group = 0;                                   // of kW4A8
   std::vector<float> numbers;
   bool keep_f32 = false;  // norms, routers, biases
   // > 0: rotated in halves here and in neighbouring pairs there. Within each of so many equal groups of rows (heads) of

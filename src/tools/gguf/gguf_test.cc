@@ -220,7 +220,8 @@ TEST(Convert, EveryTypeIsAcceptedByTheReader) {
   exported("minimax_m2", dir / "mir");
   hw::ThreadPool pool(2);
   for (model::GgufType t :
-       {model::GgufType::kF32, model::GgufType::kF16, model::GgufType::kQ8_0, model::GgufType::kBF16}) {
+       {model::GgufType::kF32, model::GgufType::kF16, model::GgufType::kQ8_0, model::GgufType::kQ4_0,
+        model::GgufType::kBF16}) {
     ConvertOptions o;
     o.model = dir / "mir";
     o.output = dir / std::string(model::gguf_type_name(t));
