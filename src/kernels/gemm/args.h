@@ -37,6 +37,8 @@ struct GemmArgs {
   const uint16_t* w_scale_bf16 = nullptr;
   const int32_t* w_colsum = nullptr;  // int8: [pad_n(n)], colsum_i8()
   int64_t group = 0;                  // int4: 32, 64 or 128
+  const void* w_next = nullptr;       // what the thread will read after these weights, to be fetched early; or none
+  bool same_x = false;  // the last call with this scratch had the same x, rows, k, format and group: what it made of x is still there
   const float* bias = nullptr;        // [n], or none
   float out_scale = 1;
   const float* residual = nullptr;  // rows as y's, or none; may be y itself

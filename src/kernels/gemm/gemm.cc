@@ -62,9 +62,11 @@ void gemm_run(const GemmKernel& kernel, const GemmArgs& a, hw::ThreadPool& pool)
   const int64_t blocks = (tiles + block - 1) / block;
   // Row blocks of one column block are neighbours in the task order: its weights are still in a cache.
   auto part = [&](int64_t task, int) {
-    const int64_t b = task / row_blocks, rb = task % row_blocks;
+    const int64_t b = task / row_blocks, rb = task % row_blocks, next = (task + pool.threads()) / row_blocks;
+    GemmArgs mine = a;
+    if (next < blocks) mine.w_next = static_cast<const char*>(a.w) + next * block * tile_bytes;
     gemm_range(
-        kernel, a,
+        kernel, mine,
         {rb * kMaxRangeRows, std::min((rb + 1) * kMaxRangeRows, a.m), b * block, std::min((b + 1) * block, tiles)});
   };
   run_tasks(pool, blocks * row_blocks, part);

@@ -130,6 +130,7 @@ static void i4_gemm(const GemmArgs& a, const GemmRange& r, void* scratch) {
   const int8_t* rows[kMaxRangeRows];
   for (int64_t i = 0; i < m; ++i) {
     rows[i] = gemm_x_i8(a, r.m_begin + i);
+    if (a.same_x) continue;
     for (int64_t g = 0; g < groups; ++g) {
       const int64_t end = (g + 1) * a.group < k_pad ? (g + 1) * a.group : k_pad;
       int32_t sum = 0;

@@ -18,12 +18,18 @@ namespace mi::kernels::MI_ISA {
 
 inline constexpr int kFewRows = 4;
 inline constexpr int64_t kPrefetch = 1024;  // bytes ahead in the weight stream
-// The first block of rows waits for weights from memory, the others find them in a cache: while these compute, the next
-// tiles are brought into the L2 cache. 32 rows of weights from memory on Zen 4: 79 to 89 % of what the arithmetic allows.
-struct Ahead {
-  int64_t bytes;
-  bool next_tiles;
+// Lines to bring into a cache beside each line that is computed. The first block of rows reads its tiles front to back and
+// brings them into the L1 cache a little earlier. The others find them in the L2 cache and have time: together they bring the
+// next tiles there, each its part, so that memory is asked evenly.
+struct Fetch {
+  const int8_t* next;  // its part of the next tiles; null: its own
+  int64_t lines;       // of these beside each line: a template argument of the loops
 };
+
+// Where the weights after this range are.
+static inline const int8_t* i8_after(const GemmArgs& a, const GemmRange& r) {
+  return a.w_next ? (const int8_t*)a.w_next : (const int8_t*)a.w + r.tile_end * 16 * pad_k(a.k);
+}
 
 #define MI_UNROLL _Pragma("GCC unroll 16")
 
@@ -46,6 +52,8 @@ template <class V, int R>
 static void i8_few_rows(const GemmArgs& a, const GemmRange& r, const int8_t* const* rows, const float* x_scale) {
   constexpr int U0 = V::kSums / (R * V::kRegs), U = U0 >= 4 ? 4 : U0 >= 2 ? 2 : 1;
   const int64_t k_pad = pad_k(a.k), lines = (a.k + 3) / 4;
+  // From the end of these weights to what follows.
+  const int64_t gap = i8_after(a, r) - ((const int8_t*)a.w + r.tile_end * 16 * k_pad);
   const int8_t* x[R];
   for (int i = 0; i < R; ++i) x[i] = rows[i];
   for (int64_t tile = r.tile_begin; tile < r.tile_end; ++tile) {
@@ -55,22 +63,27 @@ static void i8_few_rows(const GemmArgs& a, const GemmRange& r, const int8_t* con
     for (int i = 0; i < R; ++i) MI_UNROLL
     for (int u = 0; u < U; ++u) MI_UNROLL
     for (int h = 0; h < V::kRegs; ++h) acc[i][u][h] = V::zero();
-    int64_t l = 0;
-    for (; l + U <= lines; l += U) {
-      MI_UNROLL
-      for (int u = 0; u < U; ++u) {
-        const int8_t* line = w + (l + u) * 64;
-        __builtin_prefetch(line + kPrefetch, 0, 3);
-        typename V::Reg wr[V::kRegs];
+    int64_t l = 0, ahead = kPrefetch;
+    const int64_t own = tile + 1 < r.tile_end ? lines : lines - kPrefetch / 64;
+    const int64_t stops[] = {own, lines};
+    for (const int64_t stop : stops) {
+      for (; l + U <= stop; l += U) {
         MI_UNROLL
-        for (int h = 0; h < V::kRegs; ++h) wr[h] = V::load(line + h * sizeof(typename V::Reg));
-        MI_UNROLL
-        for (int i = 0; i < R; ++i) {
-          const typename V::Reg xr = i8_x<V>(x[i] + (l + u) * 4);
+        for (int u = 0; u < U; ++u) {
+          const int8_t* line = w + (l + u) * 64;
+          __builtin_prefetch(line + ahead, 0, 3);
+          typename V::Reg wr[V::kRegs];
           MI_UNROLL
-          for (int h = 0; h < V::kRegs; ++h) acc[i][u][h] = V::dot(acc[i][u][h], wr[h], xr);
+          for (int h = 0; h < V::kRegs; ++h) wr[h] = V::load(line + h * sizeof(typename V::Reg));
+          MI_UNROLL
+          for (int i = 0; i < R; ++i) {
+            const typename V::Reg xr = i8_x<V>(x[i] + (l + u) * 4);
+            MI_UNROLL
+            for (int h = 0; h < V::kRegs; ++h) acc[i][u][h] = V::dot(acc[i][u][h], wr[h], xr);
+          }
         }
       }
+      ahead += gap;
     }
     for (; l < lines; ++l) {
       MI_UNROLL
@@ -92,9 +105,9 @@ static void i8_few_rows(const GemmArgs& a, const GemmRange& r, const int8_t* con
 }
 
 // Rows [i, i + R) of the brought-together rows, tiles [tile, tile + N).
-template <class V, int R, int N>
+template <class V, int R, int N, int kNext>
 static inline void i8_block(const GemmArgs& a, const int8_t* const* x, const float* x_scale, int64_t row,
-                            int64_t tile, Ahead ahead) {
+                            int64_t tile, const int8_t* next) {
   const int64_t tile_bytes = 16 * pad_k(a.k), lines = (a.k + 3) / 4;
   const int8_t* w = (const int8_t*)a.w + tile * tile_bytes;
   typename V::Reg acc[R][N][V::kRegs];
@@ -109,9 +122,8 @@ static inline void i8_block(const GemmArgs& a, const int8_t* const* x, const flo
     typename V::Reg wr[N][V::kRegs];
     MI_UNROLL
     for (int t = 0; t < N; ++t) {
-      const int8_t* later = w + t * tile_bytes + l * 64 + ahead.bytes;
-      if (ahead.next_tiles) __builtin_prefetch(later, 0, 2);
-      else __builtin_prefetch(later, 0, 3);
+      if (kNext == 0) __builtin_prefetch(w + t * tile_bytes + l * 64 + kPrefetch, 0, 3);
+      if (t < kNext) __builtin_prefetch(next + (l * kNext + t) * 64, 0, 2);
       MI_UNROLL
       for (int h = 0; h < V::kRegs; ++h) wr[t][h] = V::load(w + t * tile_bytes + l * 64 + h * sizeof(typename V::Reg));
     }
@@ -132,23 +144,31 @@ static inline void i8_block(const GemmArgs& a, const int8_t* const* x, const flo
 
 template <class V, int R, int N>
 static void i8_rows(const GemmArgs& a, const GemmRange& r, const int8_t* const* x, const float* x_scale, int rows,
-                    int64_t row, int64_t tile, Ahead ahead) {
+                    int64_t row, int64_t tile, const Fetch& fetch) {
   if constexpr (R > 1) {
-    if (rows < R) return i8_rows<V, R - 1, N>(a, r, x, x_scale, rows, row, tile, ahead);
+    if (rows < R) return i8_rows<V, R - 1, N>(a, r, x, x_scale, rows, row, tile, fetch);
   }
-  i8_block<V, R, N>(a, x, x_scale, row, tile, ahead);
+  if (!fetch.next) return i8_block<V, R, N, 0>(a, x, x_scale, row, tile, nullptr);
+  if (fetch.lines == 1) return i8_block<V, R, N, 1>(a, x, x_scale, row, tile, fetch.next);
+  if (fetch.lines < N) return i8_block<V, R, N, (N + 1) / 2>(a, x, x_scale, row, tile, fetch.next);
+  i8_block<V, R, N, N>(a, x, x_scale, row, tile, fetch.next);
 }
 
 // N tiles at a time, as many as the range has left. Equal row blocks: 8 rows are 4 + 4, not 6 + 2.
 template <class V, int N>
 static void i8_tiles(const GemmArgs& a, const GemmRange& r, const int8_t* const* x, const float* x_scale, int64_t& tile) {
   const int64_t m = r.m_end - r.m_begin, blocks = (m + V::kBlockRows - 1) / V::kBlockRows;
-  for (; tile + N <= r.tile_end; tile += N)
+  // Beside each line as few lines of the next tiles as suffice.
+  const int64_t tile_bytes = 16 * pad_k(a.k), per_line = blocks > N ? 1 : blocks > N / 2 ? (N + 1) / 2 : N, part = per_line * ((a.k + 3) / 4) * 64;
+  for (; tile + N <= r.tile_end; tile += N) {
+    const int8_t* w = (const int8_t*)a.w + tile * tile_bytes;
+    const int8_t* next = tile + N < r.tile_end ? w + N * tile_bytes : i8_after(a, r);
     for (int64_t b = 0; b < blocks; ++b) {
       const int64_t i = m * b / blocks;
-      const Ahead ahead = b == 0 ? Ahead{kPrefetch, false} : Ahead{N * 16 * pad_k(a.k), true};
-      i8_rows<V, V::kBlockRows, N>(a, r, x + i, x_scale + i, int(m * (b + 1) / blocks - i), r.m_begin + i, tile, ahead);
+      const Fetch fetch = b == 0 ? Fetch{nullptr, 0} : Fetch{next + (b - 1) * part % (N * tile_bytes), per_line};
+      i8_rows<V, V::kBlockRows, N>(a, r, x + i, x_scale + i, int(m * (b + 1) / blocks - i), r.m_begin + i, tile, fetch);
     }
+  }
 }
 
 template <class V, int R>
@@ -170,7 +190,8 @@ static void i8_gemm(const GemmArgs& a, const GemmRange& r, void* scratch) {
     x_scale[i] = gemm_x_scale(a, x[i]);
     if constexpr (V::kShifted) {
       int8_t* row = (int8_t*)scratch + i * k_pad;
-      for (int64_t k = 0; k < k_pad; k += sizeof(typename V::Reg)) V::store(row + k, V::shift(V::load(x[i] + k)));
+      if (!a.same_x)
+        for (int64_t k = 0; k < k_pad; k += sizeof(typename V::Reg)) V::store(row + k, V::shift(V::load(x[i] + k)));
       x[i] = row;
     }
   }

@@ -43,9 +43,16 @@ GemmArgs part_of(const ExpertWeights& w, const ExpertTask& task) {
 }
 GemmRange whole(const ExpertTask& task) { return {0, task.rows, 0, task.tile_end - task.tile_begin}; }
 
-void product(const GemmKernel& kernel, const ExpertWeights& w, const ExpertTask& task, const void* x, int64_t x_stride,
+// The first weights of the task that this thread will probably get after task i.
+const void* weights_after(std::span<const ExpertTask> tasks, int64_t i, const ExpertWeights& w, int threads) {
+  const size_t next = size_t(i + threads);
+  return next < tasks.size() ? part_of(w, tasks[next]).w : nullptr;
+}
+
+void product(const GemmKernel& kernel, const ExpertWeights& w, const ExpertTask& task, const void* w_next, const void* x, int64_t x_stride,
              int64_t x_scale_offset, const int32_t* x_rows, float* y, int64_t y_stride, const int32_t* y_rows) {
   GemmArgs g = part_of(w, task);
+  g.w_next = w_next;
   g.x = x;
   g.x_stride = x_stride;
   g.x_scale_offset = x_scale_offset;
@@ -77,9 +84,9 @@ void expert_linear(const ExpertLinearArgs& a, hw::ThreadPool& pool, const hw::Cp
   const GemmKernel& kernel = select_gemm(a.w.format, cpu);
   ExpertPlan& plan = ExpertPlan::of_this_thread();
   plan.sort(a.route, a.tokens, a.w.experts);
-  const auto tasks = plan.split(pad_n(a.w.n) / kNTile, tile_bytes(a.w), pool.threads());
+  const std::span<const ExpertTask> tasks = plan.split(pad_n(a.w.n) / kNTile, pool.threads());
   run_tasks(pool, int64_t(tasks.size()), [&](int64_t i, int) {
-    product(kernel, a.w, tasks[size_t(i)], a.x, a.x_stride, a.x_scale_offset,
+    product(kernel, a.w, tasks[size_t(i)], weights_after(tasks, i, a.w, pool.threads()), a.x, a.x_stride, a.x_scale_offset,
             a.x_per_pair ? plan.pairs() : plan.tokens(), a.y, a.y_stride, plan.pairs());
   });
 }
@@ -102,11 +109,14 @@ void grouped_experts(const GroupedExpertsArgs& a, hw::ThreadPool& pool, const hw
 
   // Gate and up for some columns of some rows, side by side in this thread's memory, and the activation on them while
   // they are in the cache. Who finishes a block of rows quantizes it.
-  auto tasks = plan.split(pad_n(inter) / kNTile, 2 * tile_bytes(a.gate), pool.threads());
+  auto tasks = plan.split(pad_n(inter) / kNTile, pool.threads());
   run_tasks(pool, int64_t(tasks.size()), [&](int64_t i, int) {
     const ExpertTask& task = tasks[size_t(i)];
     GemmArgs gate = part_of(a.gate, task), up = part_of(a.up, task);
     const int64_t stride = round64(gate.n * 4), half = task.rows * stride, gemm_bytes = gemm_scratch_bytes(gate.k);
+    gate.w_next = up.w;
+    up.w_next = weights_after(tasks, i, a.gate, pool.threads());
+    up.same_x = a.gate.group == a.up.group;
     char* const mine = static_cast<char*>(thread_scratch(gemm_bytes + 2 * half));
     for (GemmArgs* g : {&gate, &up}) {
       g->x = a.x;
@@ -127,9 +137,9 @@ void grouped_experts(const GroupedExpertsArgs& a, hw::ThreadPool& pool, const hw
     }
   });
 
-  tasks = plan.split(pad_n(hidden) / kNTile, tile_bytes(a.down), pool.threads());
+  tasks = plan.split(pad_n(hidden) / kNTile, pool.threads());
   run_tasks(pool, int64_t(tasks.size()), [&](int64_t i, int) {
-    product(out, a.down, tasks[size_t(i)], s.q_stride ? q : h, s.q_stride ? s.q_stride : s.h_stride,
+    product(out, a.down, tasks[size_t(i)], weights_after(tasks, i, a.down, pool.threads()), s.q_stride ? q : h, s.q_stride ? s.q_stride : s.h_stride,
             q8_scale_offset(inter), plan.pairs(), y, s.y_stride, plan.pairs());
   });
 

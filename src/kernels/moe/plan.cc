@@ -31,33 +31,37 @@ void ExpertPlan::sort(const RouteRows& route, int64_t tokens, int64_t experts) {
     }
 }
 
-std::span<const ExpertTask> ExpertPlan::split(int64_t tiles, int64_t tile_bytes, int threads) {
+std::span<const ExpertTask> ExpertPlan::split(int64_t tiles, int threads) {
   const size_t experts = start_.size() - 1;
-  int64_t row_blocks = 0;
-  for (size_t e = 0; e < experts; ++e) row_blocks += (start_[e + 1] - start_[e] + kExpertRows - 1) / kExpertRows;
-  const int64_t wanted = row_blocks == 0 ? 1 : (int64_t(threads) * 4 + row_blocks - 1) / row_blocks;
-  int64_t block = std::min((int64_t(512) << 10) / tile_bytes, tiles / wanted);
-  block = std::max<int64_t>(4, block / 4 * 4);
-  const int64_t blocks = (tiles + block - 1) / block;
-
+  // Few rows take the time that reading the weights takes.
+  const auto effort = [](int64_t rows) { return std::max<int64_t>(rows, 4); };
+  int64_t total = 0, row_blocks = 0;
+  for (size_t e = 0; e < experts; ++e)
+    if (const int64_t rows = start_[e + 1] - start_[e]; rows > 0) {
+      total += effort(rows) * tiles;
+      row_blocks += (rows + kExpertRows - 1) / kExpertRows;
+    }
+  const int64_t most = total / (int64_t(threads) * kTasksPerThread);
   if (left_size_ < size_t(row_blocks)) {
     left_size_ = size_t(row_blocks) * 2;
     left_ = std::make_unique<std::atomic<int32_t>[]>(left_size_);
   }
-  for (int64_t i = 0; i < row_blocks; ++i) left_[size_t(i)].store(int32_t(blocks), std::memory_order_relaxed);
 
   tasks_.clear();
   int32_t first_block = 0;
   for (size_t e = 0; e < experts; ++e) {
     const int32_t rows = start_[e + 1] - start_[e];
     if (rows == 0) continue;
-    // Equal row blocks: 65 rows are 33 + 32.
+    // Equal row blocks: 65 rows are 33 + 32. Column blocks of a multiple of 4 tiles, what a kernel computes at once, and nearly equal.
     const int32_t parts = int32_t((rows + kExpertRows - 1) / kExpertRows);
+    const int64_t quads = (tiles + 3) / 4, wanted = std::clamp<int64_t>(most / effort(rows / parts) / 4, 1, kExpertTiles / 4);
+    const int64_t blocks = (quads + wanted - 1) / wanted;
+    for (int32_t p = 0; p < parts; ++p) left_[size_t(first_block + p)].store(int32_t(blocks), std::memory_order_relaxed);
     for (int64_t b = 0; b < blocks; ++b)
       for (int32_t p = 0; p < parts; ++p) {
         const int32_t from = rows * p / parts, to = rows * (p + 1) / parts;
-        tasks_.push_back({int32_t(e), start_[e] + from, to - from, first_block + p, int32_t(b * block),
-                          int32_t(std::min((b + 1) * block, tiles))});
+        tasks_.push_back({int32_t(e), start_[e] + from, to - from, first_block + p, int32_t(std::min(quads * b / blocks * 4, tiles)),
+                          int32_t(std::min(quads * (b + 1) / blocks * 4, tiles))});
       }
     first_block += parts;
   }
