@@ -58,7 +58,9 @@ Result<tools::ConvertReport> to_gguf(const Flags& f) {
 Result<tools::ConvertReport> to_checkpoint(const Flags& f) {
   if (f.no_tokenizer || !f.pre_tokenizer.empty() || f.threads > 0)
     return fail(ErrorCode::kUsage, "{} is for --to gguf only",
-                f.no_tokenizer ? "--no-tokenizer" : f.threads > 0 ? "--threads" : "--pre-tokenizer");
+                f.no_tokenizer  ? "--no-tokenizer"
+                : f.threads > 0 ? "--threads"
+                                : "--pre-tokenizer");
   tools::CheckpointOptions o;
   o.model = f.model;
   o.output = f.output;
@@ -83,7 +85,8 @@ Result<int> run(const Flags& f) {
 Command add_convert(CLI::App& parent) {
   auto f = std::make_shared<Flags>();
   CLI::App* app = parent.add_subcommand(
-      "convert", "write a MIR in another program's format (GGUF, Hugging Face, compressed-tensors), with the same weights");
+      "convert",
+      "write a MIR in another program's format (GGUF, Hugging Face, compressed-tensors), with the same weights");
   app->add_option("--to", f->to,
                   "the format: gguf (llama.cpp, ik_llama.cpp: one file), hf (transformers and others: a folder in "
                   "float), compressed-tensors (vLLM, transformers: a folder, int8 and int4 weights as they are)")
@@ -106,14 +109,14 @@ Command add_convert(CLI::App& parent) {
       ->check(CLI::Range(1, 1024));
   app->add_flag("--force", f->force, "replace an existing output");
   app->add_flag("--json", f->json, "print the report as JSON");
-  app->footer(fmt::format(
-      "Families of gguf: {}\nhf and compressed-tensors: every family that export reads\n\nExamples:\n"
-      "  metainfer convert --to gguf --model mini-m3-mir --output mini-m3.gguf --type q8_0\n"
-      "  metainfer convert --to gguf --model mini-m3-w4a8 --output mini-m3-q4_0.gguf --type q4_0\n"
-      "  metainfer convert --to hf --model mini-m3-mir --output mini-m3-bf16\n"
-      "  metainfer convert --to compressed-tensors --model mini-m3-w8a8 --output mini-m3-int8\n"
-      "  metainfer convert --to compressed-tensors --model mini-m3-w4a8 --output mini-m3-w4a16",
-      fmt::join(tools::gguf::known_families(), ", ")));
+  app->footer(
+      fmt::format("Families of gguf: {}\nhf and compressed-tensors: every family that export reads\n\nExamples:\n"
+                  "  metainfer convert --to gguf --model mini-m3-mir --output mini-m3.gguf --type q8_0\n"
+                  "  metainfer convert --to gguf --model mini-m3-w4a8 --output mini-m3-q4_0.gguf --type q4_0\n"
+                  "  metainfer convert --to hf --model mini-m3-mir --output mini-m3-bf16\n"
+                  "  metainfer convert --to compressed-tensors --model mini-m3-w8a8 --output mini-m3-int8\n"
+                  "  metainfer convert --to compressed-tensors --model mini-m3-w4a8 --output mini-m3-w4a16",
+                  fmt::join(tools::gguf::known_families(), ", ")));
   return {app, [f]() { return run(*f); }};
 }
 

@@ -204,7 +204,7 @@ bool round_q4_0(const float* x, int64_t n, std::byte* out) {
     fits &= put_scale(d, out);
     uint8_t halves[kGgufBlock];
     for (int64_t i = 0; i < kGgufBlock; ++i)
-      halves[i] = uint8_t(std::min(float(double(x[at + i]) * double(inverse) + 8.5), 15.0f));
+      halves[i] = uint8_t(std::min(x[at + i] * inverse + 8.5f, 15.0f));
     store_q4_0(halves, out + 2);
   }
   return fits;

@@ -80,8 +80,8 @@ class GgufWriter {
 [[nodiscard]] bool round_q8_0(const float* x, int64_t n, std::byte* out);
 // Values that are scale * q already: q stays, only the scale is rounded to fp16. False as above.
 [[nodiscard]] bool pack_q8_0(const int8_t* q, float scale, int64_t n, std::byte* out);
-// The same for Q4_0. d = (the first x with max|x|) / -8, halves = x * (1 / d) + 8.5 cut off, at most 15; ggml's reference
-// depends on the compiler's contraction, the gguf package's on none: this is the package's. q are within [-8, 7].
+// The same for Q4_0. d = (the first x with max|x|) / -8, halves = x * (1 / d) + 8.5 cut off, at most 15, product and sum
+// rounded each, as the gguf package does it; of ggml's reference a compiler may make one fused operation. q are within [-8, 7].
 [[nodiscard]] bool round_q4_0(const float* x, int64_t n, std::byte* out);
 [[nodiscard]] bool pack_q4_0(const int8_t* q, float scale, int64_t n, std::byte* out);
 

@@ -51,18 +51,18 @@ void note(const hf::FilePlan& plan, const hf::Written& w, const ir::MirDir& m, D
   if (w.rounded > 0)
     r->notes.push_back(fmt::format("{} tensors hold numbers that {} rounds; --type keep stores them as they are",
                                    w.rounded, dtype_name(dtype)));
-  if (w.groups > 0)
-    r->notes.push_back("activations of the int4 layers are float for who reads the folder (W4A16)");
+  if (w.groups > 0) r->notes.push_back("activations of the int4 layers are float for who reads the folder (W4A16)");
   if (w.negative > 0)
     r->notes.push_back(fmt::format(
-        "{} of {} int4 groups keep a scale below zero, since they hold a -8, whose opposite 4 bits do not have", w.negative,
-        w.groups));
+        "{} of {} int4 groups keep a scale below zero, since they hold a -8, whose opposite 4 bits do not have",
+        w.negative, w.groups));
   if (plan.static_scales)
     r->notes.push_back("the calibrated scales of activations are left out: activations are rounded per token there");
   if (m.provenance.contains("skipped") && m.provenance["skipped"].is_object())
     for (const auto& [why, n] : m.provenance["skipped"].items())
       if (n.is_number_integer() && n != 0 && !why.starts_with("rope"))
-        r->notes.push_back(fmt::format("{} tensors of the source are not in a MIR and not here: {}", n.get<int64_t>(), why));
+        r->notes.push_back(
+            fmt::format("{} tensors of the source are not in a MIR and not here: {}", n.get<int64_t>(), why));
 }
 
 }  // namespace

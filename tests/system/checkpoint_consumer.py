@@ -67,7 +67,8 @@ def weights(folder, other):
     from compressed_tensors.entrypoints.convert.converters.ct_dequantizer import CompressedTensorsDequantizer
     stored, want = tensors_of(folder), tensors_of(other)
     scales = {n: t for n, t in stored.items() if n.endswith("_scale")}
-    got = CompressedTensorsDequantizer(folder, dtype=torch.float32).validate(dict(stored))
+    # It looks at names only, and where quantized weights are named "weight" takes an embedding for a linear layer.
+    got = CompressedTensorsDequantizer(folder, ignore=["re:.*embed_tokens$"], dtype=torch.float32).validate(dict(stored))
     result = {"modules": len(scales), "differing": differing(got, want, scales), "missing": sorted(want.keys() - got.keys()),
               "unexpected": sorted(got.keys() - want.keys()), "negative_scales": sum(int((s < 0).sum()) for s in scales.values())}
     if not any(".experts." in n for n in stored):

@@ -88,7 +88,8 @@ Json quantization_config(const std::vector<Module>& modules, const std::vector<s
       targets.push_back("Linear");
     } else {
       for (const auto& [family, layers] : families)
-        add_patterns(family, forms[family].size() == 1 ? std::vector<int32_t>() : std::vector(layers.begin(), layers.end()),
+        add_patterns(family,
+                     forms[family].size() == 1 ? std::vector<int32_t>() : std::vector(layers.begin(), layers.end()),
                      &targets);
     }
     Json group = {{"targets", std::move(targets)}};
@@ -121,8 +122,7 @@ Result<Json> make_config(const ir::MirDir& m, const FilePlan& plan, Form form, D
   if (plan.recipe) {
     for (const std::string& key : plan.recipe->text_config)
       if (c.contains(key) && c[key].is_object()) places.push_back(&c[key]);
-    MI_TRY(model::Config known,
-           model::Config::create(c, path.string(), plan.recipe->keys, plan.recipe->text_config));
+    MI_TRY(model::Config known, model::Config::create(c, path.string(), plan.recipe->keys, plan.recipe->text_config));
     MI_TRY(const Json said, known.value("tied"));
     MI_TRY(const bool given, known.is_given("tied"));
     if (given && said.is_boolean()) tied = said.get<bool>();
@@ -138,7 +138,8 @@ Result<Json> make_config(const ir::MirDir& m, const FilePlan& plan, Form form, D
   if (!c.contains("torch_dtype") && !c.contains("dtype")) c["torch_dtype"] = name;
   if (!c.contains("model_type")) c["model_type"] = m.graph.info.model_type;
   if (!c.contains("architectures"))
-    notes->push_back("config.json has no architectures, which vLLM wants; transformers finds the model by its model_type");
+    notes->push_back(
+        "config.json has no architectures, which vLLM wants; transformers finds the model by its model_type");
   if (c.contains("auto_map"))
     notes->push_back("config.json has auto_map: copy the Python files that it names from the source checkpoint");
   if (form == Form::kCompressedTensors) c["quantization_config"] = quantization_config(plan.modules, plan.skipped);

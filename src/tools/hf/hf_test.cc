@@ -1,4 +1,5 @@
-// Layouts, signs of int4 groups and quantization_config; whole folders are tested in tests/system/test_convert_checkpoint.py.
+// Layouts, signs of int4 groups and quantization_config; whole folders are tested in
+// tests/system/test_convert_checkpoint.py.
 
 #include <gmock/gmock.h>
 
@@ -87,9 +88,10 @@ Module module(const std::string& family, int32_t layer, WeightFormat f, int64_t 
 }
 
 TEST(QuantizationConfig, OneFormTargetsLinearAndNamesTheRest) {
-  const Json q = quantization_config({module("m.{layer}.q", 0, WeightFormat::kW8A8), module("m.{layer}.r", 0, WeightFormat::kFloat),
-                                      module("lm_head", -1, WeightFormat::kFloat)},
-                                     {"re:^vision\\..*$"});
+  const Json q =
+      quantization_config({module("m.{layer}.q", 0, WeightFormat::kW8A8),
+                           module("m.{layer}.r", 0, WeightFormat::kFloat), module("lm_head", -1, WeightFormat::kFloat)},
+                          {"re:^vision\\..*$"});
   EXPECT_EQ(q["format"], "int-quantized");
   EXPECT_EQ(q["ignore"], Json::array({"m.0.r", "lm_head", "re:^vision\\..*$"}));
   ASSERT_EQ(q["config_groups"].size(), 1u);
@@ -112,7 +114,9 @@ std::string group_of(const Json& q, const std::string& module) {
         found = name;
       }
     }
-  return found.empty() ? found : q["config_groups"][found].value("format", "") + q["config_groups"][found]["weights"]["group_size"].dump();
+  return found.empty() ? found
+                       : q["config_groups"][found].value("format", "") +
+                             q["config_groups"][found]["weights"]["group_size"].dump();
 }
 
 TEST(QuantizationConfig, MixedFormsHavePatternsThatDoNotOverlap) {
@@ -132,7 +136,8 @@ TEST(QuantizationConfig, MixedFormsHavePatternsThatDoNotOverlap) {
   EXPECT_EQ(group_of(q, "m.1.gate"), "");
   EXPECT_EQ(group_of(q, "mx7xq"), "");
 
-  const Json two = quantization_config({module("a", -1, WeightFormat::kW4A8, 32), module("b", -1, WeightFormat::kW4A8, 128)}, {});
+  const Json two =
+      quantization_config({module("a", -1, WeightFormat::kW4A8, 32), module("b", -1, WeightFormat::kW4A8, 128)}, {});
   EXPECT_EQ(two["format"], "pack-quantized");
   EXPECT_EQ(two["config_groups"].size(), 2u);
 }
@@ -175,8 +180,9 @@ TEST(Plan, WhatDoesNotFitIsRefused) {
   };
   // A tensor that only half of it fills.
   ir::MirDir half = m;
-  half.graph.blocks[0].weights.erase(std::find_if(half.graph.blocks[0].weights.begin(), half.graph.blocks[0].weights.end(),
-                                                  [](const ir::WeightDecl& d) { return d.name == "moe.experts.up.weight"; }));
+  half.graph.blocks[0].weights.erase(
+      std::find_if(half.graph.blocks[0].weights.begin(), half.graph.blocks[0].weights.end(),
+                   [](const ir::WeightDecl& d) { return d.name == "moe.experts.up.weight"; }));
   EXPECT_THAT(refusal(half), HasSubstr("gate_up_proj"));
   EXPECT_THAT(refusal(half), HasSubstr("16384 of 32768 numbers"));
   // No source is known, and the recipe is not the program's.

@@ -53,7 +53,8 @@ std::string pattern_of(const std::string& glob) {
 
 class Planner {
  public:
-  Planner(const ir::MirDir& m, Form form, std::optional<DType> dtype) : m_(m), g_(m.graph), form_(form), dtype_(dtype) {}
+  Planner(const ir::MirDir& m, Form form, std::optional<DType> dtype)
+      : m_(m), g_(m.graph), form_(form), dtype_(dtype) {}
 
   Result<FilePlan> run() {
     MI_TRY_VOID(read_sources());
@@ -174,7 +175,7 @@ class Planner {
   struct Layout {
     std::vector<std::string> families;  // names with {layer} and {expert}
     std::vector<ViewOp> ops;
-    const Origin* origin = nullptr;     // with these ops
+    const Origin* origin = nullptr;  // with these ops
   };
   Result<Layout> layout_of(const WeightDecl& d, int32_t layer, const std::string& full) const {
     Layout l;
@@ -205,9 +206,10 @@ class Planner {
     MI_TRY(const Layout l, layout_of(d, layer, full));
     if (!l.ops.empty()) return add_packed(d, layer, full, l);
     if (l.families.size() > 1 && (!l.origin || l.origin->rows.size() != l.families.size()))
-      return bad_input("{}: {} is several tensors in a checkpoint, and nothing says how many rows each has; export the "
-                       "checkpoint again",
-                       m_.dir.string(), full);
+      return bad_input(
+          "{}: {} is several tensors in a checkpoint, and nothing says how many rows each has; export the "
+          "checkpoint again",
+          m_.dir.string(), full);
     const bool experts = has_expert(l.families[0]);
     const Shape each(d.shape.begin() + (experts ? 1 : 0), d.shape.end());
     for (int64_t e = 0; e < (experts ? d.shape[0] : 1); ++e) {
@@ -224,20 +226,22 @@ class Planner {
     return {};
   }
 
-  Status add_one(const Piece& p, const std::string& name, const std::string& family, int32_t layer, const Shape& shape) {
+  Status add_one(const Piece& p, const std::string& name, const std::string& family, int32_t layer,
+                 const Shape& shape) {
     const WeightDecl& d = *p.decl;
     if (is_linear(d) && shape.size() == 2) add_module(name, family, layer, &d);
     if (!ir::is_quantized(d)) return put(name, float_type(d), shape, Content::kNumbers, p);
-    if (shape.size() != 2 || !name.ends_with(kWeight))
-      return refuse_packed(p.weight, name);
+    if (shape.size() != 2 || !name.ends_with(kWeight)) return refuse_packed(p.weight, name);
     if (d.format == WeightFormat::kW8A8) {
       MI_TRY_VOID(put(name, DType::kI8, shape, Content::kNumbers, p));
       return put(name + "_scale", DType::kF32, {shape[0], 1}, Content::kScales, p);
     }
     if (shape[1] % d.group != 0)
       return bad_input(
-          "{}: tensor {} has {} columns in groups of {}, and the last group of a row is shorter, which pack-quantized has "
-          "no place for; quantize with a group_size that divides {}, or keep this tensor at 8 bits (layers in the recipe)",
+          "{}: tensor {} has {} columns in groups of {}, and the last group of a row is shorter, which pack-quantized "
+          "has "
+          "no place for; quantize with a group_size that divides {}, or keep this tensor at 8 bits (layers in the "
+          "recipe)",
           m_.dir.string(), p.weight, shape[1], d.group, shape[1]);
     auto [known, fresh] = narrow_.try_emplace(p.weight, false);
     if (fresh) known->second = all_bf16(m_.weight(p.weight + "_scale"));
@@ -250,7 +254,8 @@ class Planner {
   Error refuse_packed(const std::string& full, const std::string& name) const {
     return bad_input(
         "{}: tensor {} is quantized, and checkpoints of the family {} have it inside of {}, packed with others, where "
-        "compressed-tensors stores one matrix each; keep these layers in float (layers in the recipe), or use --to gguf",
+        "compressed-tensors stores one matrix each; keep these layers in float (layers in the recipe), or use --to "
+        "gguf",
         m_.dir.string(), full, g_.info.family, name);
   }
 
@@ -258,8 +263,8 @@ class Planner {
     const std::string& family = l.families[0];
     const std::string name = replace(family, kLayer, std::to_string(layer));
     if (l.families.size() > 1 || has_expert(family))
-      return bad_input("{}: {} is laid out in a checkpoint in a way that convert does not write ({})",
-                       m_.dir.string(), full, model::ops_text(l.ops));
+      return bad_input("{}: {} is laid out in a checkpoint in a way that convert does not write ({})", m_.dir.string(),
+                       full, model::ops_text(l.ops));
     if (ir::is_quantized(d)) return refuse_packed(full, name);
     const Piece p{full, &d, -1, 0, l.ops};
     std::optional<Shape> shape = shape_before(l.ops, d.shape, p.is_vector());
@@ -318,8 +323,8 @@ class Planner {
   }
   // d == nullptr: a head that reads the embedding.
   void add_module(const std::string& name, const std::string& family, int32_t layer, const WeightDecl* d) {
-    plan_.modules.push_back({module_name(name), module_name(family), layer, d ? d->format : WeightFormat::kFloat,
-                             d ? d->group : 0});
+    plan_.modules.push_back(
+        {module_name(name), module_name(family), layer, d ? d->format : WeightFormat::kFloat, d ? d->group : 0});
   }
 
   const ir::MirDir& m_;

@@ -1,7 +1,7 @@
 #pragma once
 // A MIR as the tensors of a Hugging Face checkpoint: which name each weight has there, one tensor per expert where
-// released checkpoints have that, and how packed tensors are put together again. Names come from the family's recipe and
-// from what export noted about the source (model/origin.h); a weight without a name is an error, never left out.
+// released checkpoints have that, and how packed tensors are put together again. Names come from the family's recipe
+// and from what export noted about the source (model/origin.h); a weight without a name is an error, never left out.
 
 #include <optional>
 #include <string>
@@ -54,13 +54,13 @@ struct FilePlan {
   std::optional<model::Recipe> recipe;  // nullopt: exported with a recipe of the user's own
   std::vector<FileTensor> tensors;      // in the order of the files
   std::vector<Module> modules;
-  bool tied = false;             // the head reads the embedding and has no tensor
-  bool static_scales = false;    // the MIR has scales of activations from calibration
+  bool tied = false;                 // the head reads the embedding and has no tensor
+  bool static_scales = false;        // the MIR has scales of activations from calibration
   std::vector<std::string> skipped;  // modules that export left out, as "re:" patterns
 };
 
-// dtype: of float weights; nullopt: as the MIR has them. Routers and their selection biases stay F32 where they are, as in
-// releases: rounded, they would choose other experts. The plan points into m.graph.
+// dtype: of float weights; nullopt: as the MIR has them. Routers and their selection biases stay F32 where they are, as
+// in releases: rounded, they would choose other experts. The plan points into m.graph.
 Result<FilePlan> plan_files(const ir::MirDir& m, Form form, std::optional<DType> dtype);
 
 // The shape of the file's tensor of which ops make `made`; nullopt: the ops do not tell (squeeze, reshape).

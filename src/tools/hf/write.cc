@@ -263,13 +263,14 @@ Result<Written> write_files(const ir::MirDir& m, const FilePlan& plan, const Pat
   Json places = Json::object();
   size_t begin = 0;
   for (size_t s = 0; s < ends.size(); ++s) {
-    const std::string name = ends.size() == 1 ? "model.safetensors"
-                                              : fmt::format("model-{:05}-of-{:05}.safetensors", s + 1, ends.size());
+    const std::string name =
+        ends.size() == 1 ? "model.safetensors" : fmt::format("model-{:05}-of-{:05}.safetensors", s + 1, ends.size());
     std::vector<SafetensorsWriter::Decl> decls;
     for (size_t i = begin; i < ends[s]; ++i) {
       const FileTensor& t = plan.tensors[i];
       decls.push_back({t.name, t.dtype, t.shape});
-      places.get_ref<Json::object_t&>().emplace_back(t.name, name);  // the plan's names differ; an ordered object searches
+      places.get_ref<Json::object_t&>().emplace_back(t.name,
+                                                     name);  // the plan's names differ; an ordered object searches
     }
     MI_TRY(SafetensorsWriter file, SafetensorsWriter::create(out / name, std::move(decls)));
     for (size_t i = begin; i < ends[s]; ++i) MI_TRY_VOID(w.write(plan.tensors[i], &file));

@@ -1,6 +1,6 @@
 #pragma once
-// The files of a planned checkpoint: shards with an index (one file without an index when all fits in it), streamed from
-// the mapped weights of the MIR.
+// The files of a planned checkpoint: shards with an index (one file without an index when all fits in it), streamed
+// from the mapped weights of the MIR.
 
 #include "base/file.h"
 #include "base/util.h"
@@ -22,8 +22,8 @@ Result<Written> write_files(const ir::MirDir& m, const FilePlan& plan, const Pat
 
 uint64_t tensor_bytes(const FilePlan& plan);
 
-// One group of int4 numbers, two a byte as in tensor/int4.h, with its scale: where the scale is below zero and no number
-// is -8, both change sign, which leaves every product as it is. False: a scale below zero stays.
+// One group of int4 numbers, two a byte as in tensor/int4.h, with its scale: where the scale is below zero and no
+// number is -8, both change sign, which leaves every product as it is. False: a scale below zero stays.
 bool make_positive(uint8_t* halves, int64_t count, float* scale);
 
 }  // namespace mi::tools::hf
