@@ -17,7 +17,7 @@
 
 namespace mi::kernels::MI_ISA {
 
-inline constexpr int64_t kI4Prefetch = 1024;  // bytes ahead in the weight stream
+inline constexpr int64_t kI4Prefetch = 3072;  // bytes ahead in the weight stream
 
 #define MI_UNROLL _Pragma("GCC unroll 16")
 
