@@ -1,5 +1,5 @@
-// Attention's block step by vdpbf16ps, which multiplies two pairs of bfloat16 and adds both products: twice the rate of fma on
-// floats, and nothing to widen.
+// Attention's block step by vdpbf16ps, which multiplies two pairs of bfloat16 and adds both products: twice the rate of
+// fma on floats, and nothing to widen.
 
 #include "kernels/attention/softmax_tile.h"
 
@@ -9,7 +9,7 @@ using namespace avx512;
 
 namespace {
 
-constexpr int kRows = 4, kVectors = 4;     // of a tile: 16 sums, 4 vectors of the cache, and one that is broadcast
+constexpr int kRows = 4, kVectors = 4;  // of a tile: 16 sums, 4 vectors of the cache, and one that is broadcast
 
 inline __m512 dot(__m512 sum, uint32_t pair, __m512i pairs) {
   return _mm512_dpbf16_ps(sum, (__m512bh)_mm512_set1_epi32(int32_t(pair)), (__m512bh)pairs);
@@ -41,10 +41,12 @@ inline void scores_tile(const uint16_t* q, int64_t dim, const uint16_t* keys, fl
 
 // o = o * factor + sum over positions of p * v, for C vectors of columns. values: [32][v_pad][2], begin and end even.
 template <int R, int C>
-inline void weigh_tile(const uint16_t* p, const float* factor, const uint16_t* values, int64_t v_pad, int64_t begin, int64_t end, float* o) {
+inline void weigh_tile(const uint16_t* p, const float* factor, const uint16_t* values, int64_t v_pad, int64_t begin,
+                       int64_t end, float* o) {
   __m512 acc[R][C];
   for (int r = 0; r < R; ++r)
-    for (int c = 0; c < C; ++c) acc[r][c] = _mm512_mul_ps(_mm512_loadu_ps(o + r * v_pad + 16 * c), _mm512_set1_ps(factor[r]));
+    for (int c = 0; c < C; ++c)
+      acc[r][c] = _mm512_mul_ps(_mm512_loadu_ps(o + r * v_pad + 16 * c), _mm512_set1_ps(factor[r]));
 #pragma GCC unroll 2
   for (int64_t j = begin; j < end; j += 2) {
     __m512i v[C];
@@ -58,8 +60,8 @@ inline void weigh_tile(const uint16_t* p, const float* factor, const uint16_t* v
     for (int c = 0; c < C; ++c) _mm512_storeu_ps(o + r * v_pad + 16 * c, acc[r][c]);
 }
 
-// The weights of a few tiles of rows. First all their scores, then all their sums: the block's keys, then its values, stay in
-// the L1 cache meanwhile (16 KB each with 128 dimensions).
+// The weights of a few tiles of rows. First all their scores, then all their sums: the block's keys, then its values,
+// stay in the L1 cache meanwhile (16 KB each with 128 dimensions).
 constexpr int64_t kPass = 32;
 struct Weights {
   uint16_t p[kPass * kBlock];
@@ -81,7 +83,8 @@ inline void weights_tile(const BlockArgs& a, int64_t first, int64_t i, Weights& 
   softmax_tile<R>(a, row, span.n, s, w.factor + i);
   for (int r = 0; r < R; ++r)
     for (int64_t j = 0; j < span.n; j += 16)
-      _mm256_storeu_si256((__m256i*)(w.p + (i + r) * kBlock + j), (__m256i)_mm512_cvtneps_pbh(_mm512_loadu_ps(s + r * kBlock + j)));
+      _mm256_storeu_si256((__m256i*)(w.p + (i + r) * kBlock + j),
+                          (__m256i)_mm512_cvtneps_pbh(_mm512_loadu_ps(s + r * kBlock + j)));
 }
 
 template <int R>
@@ -112,21 +115,23 @@ void attn_block(const BlockArgs& a) {
 }
 
 bool dot_is_two_fma() {
-  // Exponents near those of the other operand, so that roundings differ from those of any other order, and near the smallest.
+  // Exponents near those of the other operand, so that roundings differ from those of any other order, and near the
+  // smallest.
   const unsigned before = _mm_getcsr();
   _mm_setcsr(before | 0x8040);
   uint64_t state = 1;
   const auto next = [&] { return uint32_t((state = state * 6364136223846793005u + 1442695040888963407u) >> 33); };
   bool same = true;
   for (int i = 0; i < 4096; ++i) {
-    const uint32_t centre = i % 2 == 0 ? 127 : 60;     // 2^-67 squared is denormal
+    const uint32_t centre = i % 2 == 0 ? 127 : 60;  // 2^-67 squared is denormal
     uint16_t x[32], y[32];
     uint32_t c[16];
     for (int j = 0; j < 32; ++j) {
       x[j] = uint16_t(next() % 2 << 15 | (centre - 4 + next() % 8) << 7 | next() % 128);
       y[j] = uint16_t(next() % 2 << 15 | (centre - 4 + next() % 8) << 7 | next() % 128);
     }
-    for (int j = 0; j < 16; ++j) c[j] = next() % 2 << 31 | (centre == 127 ? 119 + next() % 16 : next() % 8) << 23 | next() % 0x800000;
+    for (int j = 0; j < 16; ++j)
+      c[j] = next() % 2 << 31 | (centre == 127 ? 119 + next() % 16 : next() % 8) << 23 | next() % 0x800000;
     const __m512i a = _mm512_loadu_si512(x), b = _mm512_loadu_si512(y);
     const __m512 sum = _mm512_loadu_ps(c);
     const __m512i high = _mm512_set1_epi32(int32_t(0xffff0000));

@@ -37,8 +37,8 @@ static inline float weights(float* s, int64_t n, float base) {
   return v_sum((x[0] + x[1]) + (x[2] + x[3]));
 }
 
-// Rows [row, row + R) of a: their sums of products s [R][64] become weights, m and l go on; factor [16]: what o is to be
-// multiplied by.
+// Rows [row, row + R) of a: their sums of products s [R][64] become weights, m and l go on; factor [16]: what o is to
+// be multiplied by.
 template <int R>
 static inline void softmax_tile(const BlockArgs& a, int64_t row, int64_t n, float* s, float* factor) {
   float* m = a.state.m + row;

@@ -17,7 +17,7 @@
 
 namespace mi::kernels::MI_ISA {
 
-inline constexpr int64_t kI4Prefetch = 1024;  // bytes ahead in the weight stream
+inline constexpr int64_t kI4Prefetch = 3072;  // bytes ahead in the weight stream
 
 #define MI_UNROLL _Pragma("GCC unroll 16")
 
@@ -43,11 +43,17 @@ static inline V16 i4_add_group(const typename V::Reg* acc, V16 scale, V16 t) {
   return v_fma(__builtin_convertvector(sum, V16), scale, t);
 }
 
+// Where the range's weights end, and how far behind it the thread's next ones are.
+struct I4Stream {
+  const uint8_t* end;
+  int64_t gap;
+};
+
 // Rows [row, row + R) by one tile. x, start: theirs; start: [R][groups], -8 * sum x. Not inlined: one function for all row
 // counts is more than GCC allocates registers well for.
 template <class V, int R>
 __attribute__((noinline)) static void i4_block(const GemmArgs& a, int64_t row, int64_t tile, const int8_t* const* rows,
-                                               const int32_t* start) {
+                                               const int32_t* start, const I4Stream& stream) {
   constexpr int H = V::kRegs;
   constexpr int U = V::kFolds || R * H > 4 ? 1 : R * H > 2 ? 2 : R * H == 2 ? 4 : 8;  // sums of a row: dot() has a latency
   const int64_t k_pad = pad_k(a.k), groups = int4_groups(a.k, a.group);
@@ -67,6 +73,8 @@ __attribute__((noinline)) static void i4_block(const GemmArgs& a, int64_t row, i
     for (int u = 0; u < U; ++u) MI_UNROLL
     for (int h = 0; h < H; ++h) acc[i][u][h] = u == 0 ? V::broadcast(start[i * groups + g]) : V::zero();
     for (int64_t k = begin; k < end; k += 32, w += 256) {
+      const uint8_t* later = w + kI4Prefetch;
+      if (later >= stream.end) later += stream.gap;
       typename V::Reg narrow[R][U][H];
       auto& sum = *(V::kFolds ? &narrow : &acc);
       if constexpr (V::kFolds) {
@@ -76,7 +84,7 @@ __attribute__((noinline)) static void i4_block(const GemmArgs& a, int64_t row, i
       }
       MI_UNROLL
       for (int l = 0; l < 4; ++l) {
-        __builtin_prefetch(w + l * 64 + kI4Prefetch, 0, 3);
+        __builtin_prefetch(later + l * 64, 0, 3);
         typename V::Reg low[H], high[H];
         MI_UNROLL
         for (int h = 0; h < H; ++h) {
@@ -115,11 +123,11 @@ __attribute__((noinline)) static void i4_block(const GemmArgs& a, int64_t row, i
 
 template <class V, int R>
 static void i4_rows(const GemmArgs& a, int64_t row, int64_t count, int64_t tile, const int8_t* const* rows,
-                    const int32_t* start) {
+                    const int32_t* start, const I4Stream& stream) {
   if constexpr (R > 1) {
-    if (count < R) return i4_rows<V, R - 1>(a, row, count, tile, rows, start);
+    if (count < R) return i4_rows<V, R - 1>(a, row, count, tile, rows, start, stream);
   }
-  i4_block<V, R>(a, row, tile, rows, start);
+  i4_block<V, R>(a, row, tile, rows, start, stream);
 }
 
 template <class V>
@@ -140,10 +148,13 @@ static void i4_gemm(const GemmArgs& a, const GemmRange& r, void* scratch) {
   }
   // Equal row blocks: 9 rows are 5 + 4, not 8 + 1.
   const int64_t blocks = (m + V::kBlockRows - 1) / V::kBlockRows;
+  const uint8_t* end = (const uint8_t*)a.w + r.tile_end * 8 * k_pad;
+  const I4Stream stream = {end, a.w_next ? (const uint8_t*)a.w_next - end : 0};
   for (int64_t tile = r.tile_begin; tile < r.tile_end; ++tile)
     for (int64_t b = 0; b < blocks; ++b) {
       const int64_t i = m * b / blocks;
-      i4_rows<V, V::kBlockRows>(a, r.m_begin + i, m * (b + 1) / blocks - i, tile, rows + i, start + i * groups);
+      i4_rows<V, V::kBlockRows>(a, r.m_begin + i, m * (b + 1) / blocks - i, tile, rows + i, start + i * groups,
+                                stream);
     }
 }
 

@@ -17,10 +17,10 @@
 namespace mi::kernels::MI_ISA {
 
 inline constexpr int kFewRows = 4;
-inline constexpr int64_t kPrefetch = 1024;  // bytes ahead in the weight stream
-// Lines to bring into a cache beside each line that is computed. The first block of rows reads its tiles front to back and
-// brings them into the L1 cache a little earlier. The others find them in the L2 cache and have time: together they bring the
-// next tiles there, each its part, so that memory is asked evenly.
+inline constexpr int64_t kPrefetch = 3072;  // bytes ahead in the weight stream; 1024 took 3 % longer with few rows, Zen 4
+// Lines to bring into a cache beside each line that is computed. A range's first block of rows reads its tiles front to back
+// and brings them into the L1 cache a little earlier. The others find theirs in the L2 cache, and together bring the next
+// tiles there, each its part, so that memory is asked evenly.
 struct Fetch {
   const int8_t* next;  // its part of the next tiles; null: its own
   int64_t lines;       // of these beside each line: a template argument of the loops
@@ -158,14 +158,15 @@ static void i8_rows(const GemmArgs& a, const GemmRange& r, const int8_t* const* 
 template <class V, int N>
 static void i8_tiles(const GemmArgs& a, const GemmRange& r, const int8_t* const* x, const float* x_scale, int64_t& tile) {
   const int64_t m = r.m_end - r.m_begin, blocks = (m + V::kBlockRows - 1) / V::kBlockRows;
-  // Beside each line as few lines of the next tiles as suffice.
-  const int64_t tile_bytes = 16 * pad_k(a.k), per_line = blocks > N ? 1 : blocks > N / 2 ? (N + 1) / 2 : N, part = per_line * ((a.k + 3) / 4) * 64;
-  for (; tile + N <= r.tile_end; tile += N) {
+  const int64_t tile_bytes = 16 * pad_k(a.k), line_bytes = (a.k + 3) / 4 * 64;
+  for (bool first = true; tile + N <= r.tile_end; tile += N, first = false) {
     const int8_t* w = (const int8_t*)a.w + tile * tile_bytes;
     const int8_t* next = tile + N < r.tile_end ? w + N * tile_bytes : i8_after(a, r);
+    // Beside each line as few lines of the next tiles as suffice.
+    const int64_t fetching = blocks - (first ? 1 : 0), per_line = fetching >= N ? 1 : fetching >= (N + 1) / 2 ? (N + 1) / 2 : N;
     for (int64_t b = 0; b < blocks; ++b) {
-      const int64_t i = m * b / blocks;
-      const Fetch fetch = b == 0 ? Fetch{nullptr, 0} : Fetch{next + (b - 1) * part % (N * tile_bytes), per_line};
+      const int64_t i = m * b / blocks, part = (first ? b - 1 : b) * per_line * line_bytes;
+      const Fetch fetch = part < 0 ? Fetch{nullptr, 0} : Fetch{next + part % (N * tile_bytes), per_line};
       i8_rows<V, V::kBlockRows, N>(a, r, x + i, x_scale + i, int(m * (b + 1) / blocks - i), r.m_begin + i, tile, fetch);
     }
   }

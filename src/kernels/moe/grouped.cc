@@ -49,8 +49,9 @@ const void* weights_after(std::span<const ExpertTask> tasks, int64_t i, const Ex
   return next < tasks.size() ? part_of(w, tasks[next]).w : nullptr;
 }
 
-void product(const GemmKernel& kernel, const ExpertWeights& w, const ExpertTask& task, const void* w_next, const void* x, int64_t x_stride,
-             int64_t x_scale_offset, const int32_t* x_rows, float* y, int64_t y_stride, const int32_t* y_rows) {
+void product(const GemmKernel& kernel, const ExpertWeights& w, const ExpertTask& task, const void* w_next,
+             const void* x, int64_t x_stride, int64_t x_scale_offset, const int32_t* x_rows, float* y, int64_t y_stride,
+             const int32_t* y_rows) {
   GemmArgs g = part_of(w, task);
   g.w_next = w_next;
   g.x = x;
@@ -86,8 +87,8 @@ void expert_linear(const ExpertLinearArgs& a, hw::ThreadPool& pool, const hw::Cp
   plan.sort(a.route, a.tokens, a.w.experts);
   const std::span<const ExpertTask> tasks = plan.split(pad_n(a.w.n) / kNTile, pool.threads());
   run_tasks(pool, int64_t(tasks.size()), [&](int64_t i, int) {
-    product(kernel, a.w, tasks[size_t(i)], weights_after(tasks, i, a.w, pool.threads()), a.x, a.x_stride, a.x_scale_offset,
-            a.x_per_pair ? plan.pairs() : plan.tokens(), a.y, a.y_stride, plan.pairs());
+    product(kernel, a.w, tasks[size_t(i)], weights_after(tasks, i, a.w, pool.threads()), a.x, a.x_stride,
+            a.x_scale_offset, a.x_per_pair ? plan.pairs() : plan.tokens(), a.y, a.y_stride, plan.pairs());
   });
 }
 
@@ -139,8 +140,8 @@ void grouped_experts(const GroupedExpertsArgs& a, hw::ThreadPool& pool, const hw
 
   tasks = plan.split(pad_n(hidden) / kNTile, pool.threads());
   run_tasks(pool, int64_t(tasks.size()), [&](int64_t i, int) {
-    product(out, a.down, tasks[size_t(i)], weights_after(tasks, i, a.down, pool.threads()), s.q_stride ? q : h, s.q_stride ? s.q_stride : s.h_stride,
-            q8_scale_offset(inter), plan.pairs(), y, s.y_stride, plan.pairs());
+    product(out, a.down, tasks[size_t(i)], weights_after(tasks, i, a.down, pool.threads()), s.q_stride ? q : h,
+            s.q_stride ? s.q_stride : s.h_stride, q8_scale_offset(inter), plan.pairs(), y, s.y_stride, plan.pairs());
   });
 
   expert_combine({a.tokens, hidden, a.route, y, s.y_stride, a.residual, a.residual_stride, a.out, a.out_stride}, pool,

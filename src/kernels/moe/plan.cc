@@ -52,15 +52,19 @@ std::span<const ExpertTask> ExpertPlan::split(int64_t tiles, int threads) {
   for (size_t e = 0; e < experts; ++e) {
     const int32_t rows = start_[e + 1] - start_[e];
     if (rows == 0) continue;
-    // Equal row blocks: 65 rows are 33 + 32. Column blocks of a multiple of 4 tiles, what a kernel computes at once, and nearly equal.
+    // Equal row blocks: 65 rows are 33 + 32. Column blocks of a multiple of 4 tiles, what a kernel computes at once,
+    // and nearly equal.
     const int32_t parts = int32_t((rows + kExpertRows - 1) / kExpertRows);
-    const int64_t quads = (tiles + 3) / 4, wanted = std::clamp<int64_t>(most / effort(rows / parts) / 4, 1, kExpertTiles / 4);
+    const int64_t quads = (tiles + 3) / 4,
+                  wanted = std::clamp<int64_t>(most / effort(rows / parts) / 4, 1, kExpertTiles / 4);
     const int64_t blocks = (quads + wanted - 1) / wanted;
-    for (int32_t p = 0; p < parts; ++p) left_[size_t(first_block + p)].store(int32_t(blocks), std::memory_order_relaxed);
+    for (int32_t p = 0; p < parts; ++p)
+      left_[size_t(first_block + p)].store(int32_t(blocks), std::memory_order_relaxed);
     for (int64_t b = 0; b < blocks; ++b)
       for (int32_t p = 0; p < parts; ++p) {
         const int32_t from = rows * p / parts, to = rows * (p + 1) / parts;
-        tasks_.push_back({int32_t(e), start_[e] + from, to - from, first_block + p, int32_t(std::min(quads * b / blocks * 4, tiles)),
+        tasks_.push_back({int32_t(e), start_[e] + from, to - from, first_block + p,
+                          int32_t(std::min(quads * b / blocks * 4, tiles)),
                           int32_t(std::min(quads * (b + 1) / blocks * 4, tiles))});
       }
     first_block += parts;

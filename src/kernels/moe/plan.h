@@ -11,10 +11,11 @@
 
 namespace mi::kernels {
 
-// Of one task: most rows, and most tiles of columns. Its products of gate and up, rows x tiles x 16 floats each, and four tiles of
-// weights are to stay in the L2 cache; more columns prepare rows less often.
+// Of one task: most rows, and most tiles of columns. Its products of gate and up, rows x tiles x 16 floats each, and
+// four tiles of weights are to stay in the L2 cache; more columns prepare rows less often.
 inline constexpr int64_t kExpertRows = 64, kExpertTiles = 24;
-inline constexpr int64_t kTasksPerThread = 16;  // at least, where there are columns enough: the last one to end is waited for
+inline constexpr int64_t kTasksPerThread =
+    16;  // at least, where there are columns enough: the last one to end is waited for
 
 // Rows [first, first + rows) of the sorted pairs, all of one expert, by tiles [tile_begin, tile_end) of its columns.
 struct ExpertTask {
@@ -29,8 +30,8 @@ class ExpertPlan {
   // A stable counting sort of the pairs by expert. ids outside [0, experts) are a bug.
   void sort(const RouteRows& route, int64_t tokens, int64_t experts);
 
-  // Tasks for products with `tiles` column tiles. The row blocks of a column block are neighbours in the order: its weights are
-  // still in a cache.
+  // Tasks for products with `tiles` column tiles. The row blocks of a column block are neighbours in the order: its
+  // weights are still in a cache.
   std::span<const ExpertTask> split(int64_t tiles, int threads);
 
   const int32_t* pairs() const { return pairs_.data(); }    // sorted position -> pair
