@@ -1,5 +1,6 @@
 #include "model/gguf.h"
 
+#include <algorithm>
 #include <cstring>
 #include <unordered_set>
 
@@ -172,8 +173,9 @@ class Reader {
         return bad_input("{}: the shape of tensor '{}' overflows", what_, t.name);
       s->tensors.push_back(std::move(t));
     }
-    const uint64_t data = (at_ + alignment_ - 1) / alignment_ * alignment_;
-    const uint64_t room = data < b_.size() ? b_.size() - data : 0;
+    // A file may end before the padding; a tensor without values then begins at its end.
+    const uint64_t data = std::min<uint64_t>((at_ + alignment_ - 1) / alignment_ * alignment_, b_.size());
+    const uint64_t room = b_.size() - data;
     for (GgufHeader::Tensor& t : s->tensors) {
       if (t.begin > room || t.bytes > room - t.begin)
         return bad_input(

@@ -80,12 +80,13 @@ Cost attention_cost(const Manifest& m, const Instr& i, const StepShape& s, kerne
   const int64_t topk = i.in.size() > 2 ? i.in[2].type.cols / p.kv_heads : 0, selected = topk * p.select_block;
   const double per_key = double(p.heads) * 2.0 * double(p.k_dim + p.v_dim);
   Cost c;
+  double& ops = kv == kernels::KvKind::kBF16 ? c.bf16_ops : c.float_ops;
   double keys = 0;
   for (const StepShape::Part& part : s.parts) {
     const int64_t end = part.start + part.tokens;
     const int64_t first = p.window > 0 ? std::max<int64_t>(0, part.start - p.window + 1) : 0;
     keys += double(selected > 0 ? std::min(end - first, part.tokens * selected) : end - first);
-    for (int64_t t = part.start; t < end; ++t) c.float_ops += per_key * double(seen(t, p.window, selected));
+    for (int64_t t = part.start; t < end; ++t) ops += per_key * double(seen(t, p.window, selected));
   }
   c.kv_bytes = keys * key_value_bytes(m.caches[size_t(i.layer)], kv);
   return c;
@@ -155,6 +156,7 @@ Cost& Cost::operator+=(const Cost& o) {
   kv_bytes += o.kv_bytes;
   int8_ops += o.int8_ops;
   float_ops += o.float_ops;
+  bf16_ops += o.bf16_ops;
   return *this;
 }
 

@@ -30,9 +30,9 @@ StepShape shape_of(const exec::Batch& b);
 
 struct Cost {
   double weight_bytes = 0, kv_bytes = 0;  // to be read
-  double int8_ops = 0, float_ops = 0;
+  double int8_ops = 0, float_ops = 0, bf16_ops = 0;  // bf16: pairs of bfloat16, attention over such a cache
   double bytes() const { return weight_bytes + kv_bytes; }
-  double ops() const { return int8_ops + float_ops; }
+  double ops() const { return int8_ops + float_ops + bf16_ops; }
   Cost& operator+=(const Cost& o);
 };
 

@@ -131,12 +131,14 @@ TEST_F(Hand, AttentionCountsKeysThatAreSeen) {
   p.k_dim = p.v_dim = 8;
   add(Op::kAttention, {rows(32), state}, rows(32), {}, p);
   // Rows at positions 0, 1 of one sequence and 5 of the other see 1, 2 and 6 keys.
-  EXPECT_EQ(cost(three).float_ops, 4 * 2 * 16 * (1 + 2 + 6));
+  EXPECT_EQ(cost(three).bf16_ops, 4 * 2 * 16 * (1 + 2 + 6));
+  EXPECT_EQ(cost(three).float_ops, 0);
+  EXPECT_EQ(cost(three, 0, kernels::KvKind::kI8).float_ops, 4 * 2 * 16 * (1 + 2 + 6)) << "widened to float";
   EXPECT_EQ(cost(three).kv_bytes, (2 + 6) * (2 * 8 * 2 + 2 * 16 * 2)) << "bf16 keys of 8, values padded to 16";
   EXPECT_EQ(cost(three, 0, kernels::KvKind::kI8).kv_bytes, (2 + 6) * (2 * 8 + 2 * 16 + 2 * 2 * 4))
       << "int8 with a scale per head";
   std::get<AttentionParams>(m.program.back().params).window = 4;
-  EXPECT_EQ(cost({{{100, 2, 2}}}).float_ops, 4 * 2 * 16 * (4 + 4));
+  EXPECT_EQ(cost({{{100, 2, 2}}}).bf16_ops, 4 * 2 * 16 * (4 + 4));
   EXPECT_EQ(cost({{{100, 2, 2}}}).kv_bytes, 5 * (2 * 8 * 2 + 2 * 16 * 2)) << "the windows of both rows together";
 }
 
@@ -147,9 +149,9 @@ TEST_F(Hand, AttentionOverSelectedBlocks) {
   p.k_dim = p.v_dim = 8;
   p.select_block = 16;
   add(Op::kAttention, {rows(32), state, {2, 0, {Rows::kToken, 2 * 3, Elem::kI32}}}, rows(32), {}, p);
-  EXPECT_EQ(cost({{{999, 1, 1}}}).float_ops, 4 * 2 * 16 * 48) << "three blocks of 16 of a thousand positions";
+  EXPECT_EQ(cost({{{999, 1, 1}}}).bf16_ops, 4 * 2 * 16 * 48) << "three blocks of 16 of a thousand positions";
   EXPECT_EQ(cost({{{999, 1, 1}}}).kv_bytes, 48 * (2 * 8 * 2 + 2 * 16 * 2));
-  EXPECT_EQ(cost({{{9, 1, 1}}}).float_ops, 4 * 2 * 16 * 10) << "a short context is seen whole";
+  EXPECT_EQ(cost({{{9, 1, 1}}}).bf16_ops, 4 * 2 * 16 * 10) << "a short context is seen whole";
 }
 
 TEST_F(Hand, BlockScoresAreNeededOnlyWhereThereIsAChoice) {

@@ -44,6 +44,7 @@ Json machine_json(const Machine& m) {
   j["limits"] = {{"read_gbs", rate_json(m.limits->read_gbs)},
                  {"int8_gops", rate_json(m.limits->int8_gops)},
                  {"f32_gflops", rate_json(m.limits->f32_gflops)},
+                 {"bf16_gflops", rate_json(m.limits->bf16_gflops)},
                  {"notes", m.limits->notes}};
   return j;
 }
@@ -58,12 +59,16 @@ Result<Machine> parse_machine(const Json& j, const std::string& what) {
   if (!j.contains("limits")) return m;
   const Json& l = j["limits"];
   const std::string where = what + ": limits";
-  MI_TRY_VOID(refuse_unknown_keys(l, {"read_gbs", "int8_gops", "f32_gflops", "notes"}, where));
+  MI_TRY_VOID(refuse_unknown_keys(l, {"read_gbs", "int8_gops", "f32_gflops", "bf16_gflops", "notes"}, where));
   MachineLimits limits;
   limits.threads = m.threads;
   MI_TRY(limits.read_gbs, parse_rate(l, "read_gbs", where));
   MI_TRY(limits.int8_gops, parse_rate(l, "int8_gops", where));
   MI_TRY(limits.f32_gflops, parse_rate(l, "f32_gflops", where));
+  limits.bf16_gflops = limits.f32_gflops;
+  if (l.contains("bf16_gflops")) {  // not in old files
+    MI_TRY(limits.bf16_gflops, parse_rate(l, "bf16_gflops", where));
+  }
   MI_TRY(limits.notes, json_get_or<std::vector<std::string>>(l, "notes", {}, where));
   m.limits = limits;
   return m;
@@ -75,9 +80,13 @@ std::string machine_text(const Machine& m) {
   const MachineLimits& l = *m.limits;
   s += fmt::format(
       "limits   read {:.1f} GB/s ({:.1f} with one thread), int8 {:.0f} GOPS ({:.0f}; {}), float {:.0f} GFLOPS ({:.0f}; "
-      "{})\n",
+      "{})",
       l.read_gbs.all, l.read_gbs.one, l.int8_gops.all, l.int8_gops.one, l.int8_gops.kernel, l.f32_gflops.all,
       l.f32_gflops.one, l.f32_gflops.kernel);
+  if (l.bf16_gflops.kernel != l.f32_gflops.kernel)
+    s += fmt::format(", bfloat16 {:.0f} GFLOPS ({:.0f}; {})", l.bf16_gflops.all, l.bf16_gflops.one,
+                     l.bf16_gflops.kernel);
+  s += '\n';
   for (const std::string& n : l.notes) s += fmt::format("         {}\n", n);
   return s;
 }
@@ -96,10 +105,12 @@ std::string machine_difference(const Machine& now, const Machine& then) {
   return {};
 }
 
-LimitShare limit_share(const Machine& m, double bytes, double int8_ops, double float_ops, double seconds) {
+LimitShare limit_share(const Machine& m, double bytes, double int8_ops, double float_ops, double seconds,
+                       double bf16_ops) {
   if (!m.limits || seconds <= 0) return {};
   const double memory = bytes / (m.limits->read_gbs.all * 1e9);
-  const double arithmetic = int8_ops / (m.limits->int8_gops.all * 1e9) + float_ops / (m.limits->f32_gflops.all * 1e9);
+  const double arithmetic = int8_ops / (m.limits->int8_gops.all * 1e9) + float_ops / (m.limits->f32_gflops.all * 1e9) +
+                            bf16_ops / (m.limits->bf16_gflops.all * 1e9);
   if (memory <= 0 && arithmetic <= 0) return {};
   if (memory >= arithmetic) return {Bound::kMemory, memory / seconds};
   return {Bound::kArithmetic, arithmetic / seconds};

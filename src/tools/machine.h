@@ -39,7 +39,8 @@ struct LimitShare {
   double share = 0;  // 1: all that the probe measured
 };
 // bytes and operations that took `seconds`, with the pool's threads. kNone without limits, or with nothing to bound.
-LimitShare limit_share(const Machine& m, double bytes, double int8_ops, double float_ops, double seconds);
+LimitShare limit_share(const Machine& m, double bytes, double int8_ops, double float_ops, double seconds,
+                       double bf16_ops = 0);
 const char* bound_name(Bound b);  // "memory", "arithmetic", "-"
 
 }  // namespace mi::tools

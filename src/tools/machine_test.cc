@@ -45,6 +45,13 @@ TEST(MachineTest, DifferencesAreSentences) {
   EXPECT_NE(machine_difference(a, b).find("another"), std::string::npos);
 }
 
+TEST(MachineTest, RunsSavedWithoutARateForBfloat16HaveTheFloatRate) {
+  Json j = machine_json(testing::machine());
+  EXPECT_EQ(parse_machine(j, "x")->limits->bf16_gflops.all, 400);
+  j["limits"].erase("bf16_gflops");
+  EXPECT_EQ(parse_machine(j, "x")->limits->bf16_gflops.all, 200);
+}
+
 TEST(MachineTest, TheTighterBoundCounts) {
   const Machine m = testing::machine();  // 40 GB/s, 1000 int8 GOPS, 200 GFLOPS
   const LimitShare memory = limit_share(m, 20e9, 100e9, 0, 1);
@@ -53,6 +60,7 @@ TEST(MachineTest, TheTighterBoundCounts) {
   const LimitShare arithmetic = limit_share(m, 4e9, 400e9, 60e9, 2);
   EXPECT_EQ(arithmetic.bound, Bound::kArithmetic);
   EXPECT_DOUBLE_EQ(arithmetic.share, (0.4 + 0.3) / 2) << "int8 and float one after the other";
+  EXPECT_DOUBLE_EQ(limit_share(m, 0, 0, 60e9, 1, 80e9).share, 0.3 + 0.2) << "pairs of bfloat16 at 400 GFLOPS";
   EXPECT_EQ(limit_share(m, 0, 0, 0, 1).bound, Bound::kNone);
   Machine unknown = m;
   unknown.limits.reset();

@@ -11,6 +11,7 @@ inline Machine machine() {
   m.limits->read_gbs = {"probe_read_avx512", 25, 40};
   m.limits->int8_gops = {"probe_int8_avx512vnni", 500, 1000};
   m.limits->f32_gflops = {"probe_f32_avx512", 100, 200};
+  m.limits->bf16_gflops = {"probe_bf16_avx512bf16", 200, 400};
   return m;
 }
 

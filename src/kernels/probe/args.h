@@ -2,7 +2,8 @@
 // What the probe's kernels do; plain data, also read by the files with ISA suffixes.
 //
 //   kRead         reads [data, data + bytes) once and returns the sum of its 64-bit words, wrapping
-//   kInt8, kF32   `loops` rounds of multiply-adds of ones, in enough independent chains to keep the units busy,
+//   kInt8, kF32, kBF16 (products of pairs of bfloat16)
+//                 `loops` rounds of multiply-adds of ones, in enough independent chains to keep the units busy,
 //                 operands in registers; returns the sum of all accumulators. Every product is 1, so this is the
 //                 number of multiply-adds that were done, counted by the arithmetic itself.
 
@@ -10,7 +11,7 @@
 
 namespace mi::kernels {
 
-enum class ProbeKind : uint8_t { kRead, kInt8, kF32 };
+enum class ProbeKind : uint8_t { kRead, kInt8, kF32, kBF16 };
 
 struct ProbeWork {
   const void* data = nullptr;  // 64-byte aligned

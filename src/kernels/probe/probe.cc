@@ -150,6 +150,8 @@ Result<MachineLimits> probe_machine(hw::ThreadPool& pool, const ProbeOptions& o)
   };
   m.int8_gops = fastest(ProbeKind::kInt8, o.cpu, false, arithmetic);
   m.f32_gflops = fastest(ProbeKind::kF32, o.cpu, false, arithmetic);
+  m.bf16_gflops = fastest(ProbeKind::kBF16, o.cpu, false, arithmetic);
+  if (m.bf16_gflops.kernel.empty()) m.bf16_gflops = m.f32_gflops;
   m.seconds = seconds_since(start);
   return m;
 }

@@ -31,7 +31,7 @@ TEST(Probe, ReadersSeeEveryWord) {
 
 // A rate is operations over time: what a kernel says it did must be what its accumulators hold.
 TEST(Probe, ArithmeticCountsItself) {
-  for (const ProbeKind kind : {ProbeKind::kInt8, ProbeKind::kF32})
+  for (const ProbeKind kind : {ProbeKind::kInt8, ProbeKind::kF32, ProbeKind::kBF16})
     for (const ProbeKernel* k : runnable(kind)) {
       const int64_t one = k->run({nullptr, 0, 1});
       EXPECT_GT(one, 0) << k->name;
@@ -71,7 +71,7 @@ TEST(Probe, MeasuresWithWhatItMayUse) {
     ASSERT_TRUE(m.ok()) << m.error().message();
     EXPECT_EQ(m->threads, 2);
     EXPECT_EQ(m->buffer_bytes, int64_t(8) << 20);
-    for (const ProbeRate* r : {&m->read_gbs, &m->int8_gops, &m->f32_gflops}) {
+    for (const ProbeRate* r : {&m->read_gbs, &m->int8_gops, &m->f32_gflops, &m->bf16_gflops}) {
       EXPECT_GT(r->one, 0) << r->kernel;
       EXPECT_GT(r->all, 0) << r->kernel;
       EXPECT_EQ(r->kernel.find("scalar") != std::string::npos, !(kVectors && cpu.avx2)) << r->kernel;

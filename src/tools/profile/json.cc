@@ -4,8 +4,11 @@ namespace mi::tools {
 namespace {
 
 Json cost_json(const Cost& c) {
-  return {
-      {"weight_bytes", c.weight_bytes}, {"kv_bytes", c.kv_bytes}, {"int8_ops", c.int8_ops}, {"float_ops", c.float_ops}};
+  return {{"weight_bytes", c.weight_bytes},
+          {"kv_bytes", c.kv_bytes},
+          {"int8_ops", c.int8_ops},
+          {"float_ops", c.float_ops},
+          {"bf16_ops", c.bf16_ops}};
 }
 
 // Sums over all steps of the scenario.
@@ -64,7 +67,7 @@ Json scenario_json(const Profile& p, const Scenario& s) {
            {"layer", p.program[n].layer},
            {"kernel", p.program[n].kernel}};
     x.update(stat_json(i));
-    add_limit(limit_share(p.machine, i.cost.bytes(), i.cost.int8_ops, i.cost.float_ops, i.seconds), &x);
+    add_limit(limit_share(p.machine, i.cost.bytes(), i.cost.int8_ops, i.cost.float_ops, i.seconds, i.cost.bf16_ops), &x);
     j["instructions"].push_back(std::move(x));
   }
   j["experts"] = Json::array();

@@ -214,7 +214,7 @@ std::vector<Group> group(const Profile& p, const Scenario& s, GroupBy by) {
     g->sum.cost += s.instrs[n].cost;
   }
   for (Group& g : groups) {
-    g.limit = limit_share(p.machine, g.sum.cost.bytes(), g.sum.cost.int8_ops, g.sum.cost.float_ops, g.sum.seconds);
+    g.limit = limit_share(p.machine, g.sum.cost.bytes(), g.sum.cost.int8_ops, g.sum.cost.float_ops, g.sum.seconds, g.sum.cost.bf16_ops);
     g.share = s.seconds > 0 ? g.sum.seconds / s.seconds : 0;
   }
   if (by != GroupBy::kLayer)

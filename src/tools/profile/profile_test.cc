@@ -166,7 +166,7 @@ TEST_F(ProfileTest, JsonSaysWhatWasMeasured) {
     EXPECT_GT(s["calls_per_step"].get<double>(), 0);
     EXPECT_GT(s["ops"][0]["share"].get<double>(), 0);
     for (const char* key : {"name", "seconds", "calls", "pool_jobs", "weight_bytes", "kv_bytes", "int8_ops",
-                            "float_ops", "gbs", "gops", "bound", "of_limit", "kernel"})
+                            "float_ops", "bf16_ops", "gbs", "gops", "bound", "of_limit", "kernel"})
       EXPECT_TRUE(s["ops"][0].contains(key)) << key;
     EXPECT_EQ(s["layers"].size(), 3u) << "two layers, and what is before and after them as one";
     EXPECT_EQ(s["experts"][0]["tokens"].size(), 6u);
@@ -196,13 +196,15 @@ TEST_F(ProfileTest, TextAndPage) {
 
 TEST_F(ProfileTest, SharesAboveTheLimitAreExplained) {
   Machine slow = testing::machine();
-  slow.limits->read_gbs.all = slow.limits->int8_gops.all = slow.limits->f32_gflops.all = 1e-9;
+  slow.limits->read_gbs.all = slow.limits->int8_gops.all = slow.limits->f32_gflops.all =
+      slow.limits->bf16_gflops.all = 1e-9;
   const auto p = run_profile(*engine_, slow, options_);
   ASSERT_TRUE(p.ok());
   ASSERT_EQ(p->notes.size(), 1u);
   EXPECT_THAT(profile_text(*p, 3), HasSubstr("shares above 100 %"));
   EXPECT_THAT(profile_html(*p), HasSubstr("shares above 100 %"));
-  slow.limits->read_gbs.all = slow.limits->int8_gops.all = slow.limits->f32_gflops.all = 1e12;
+  slow.limits->read_gbs.all = slow.limits->int8_gops.all = slow.limits->f32_gflops.all =
+      slow.limits->bf16_gflops.all = 1e12;
   EXPECT_TRUE(run_profile(*engine_, slow, options_)->notes.empty());
 }
 

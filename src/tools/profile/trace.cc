@@ -41,7 +41,8 @@ Json profile_trace(const Profile& p) {
                      {"weight_bytes", spans[k].cost.weight_bytes},
                      {"kv_bytes", spans[k].cost.kv_bytes},
                      {"int8_ops", spans[k].cost.int8_ops},
-                     {"float_ops", spans[k].cost.float_ops}};
+                     {"float_ops", spans[k].cost.float_ops},
+                     {"bf16_ops", spans[k].cost.bf16_ops}};
         events.push_back(std::move(e));
       }
     }
