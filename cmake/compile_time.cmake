@@ -23,17 +23,21 @@ function(mi_precompile target owner headers)
 endfunction()
 
 # The rooms whose loops the tests wait for. Under a sanitizer only they are optimised: instrumented code takes GCC three
-# times as long to optimise as plain code, and what is not optimised away is checked.
+# times as long to optimise as plain code, and what is not optimised away is checked. With MI_FAST_BUILD the others and
+# the tests are optimised a little: enough for the checks, and quicker to compile.
 set(MI_HOT_ROOMS base hw tensor text kernels exec quant runtime)
 set(MI_NOT_OPTIMISED -O0 -Wno-return-type)   # only optimising shows GCC that MI_CHECK(false, ...) does not return
 
 # mi_room_options(TARGET ROOM)
 function(mi_room_options target room)
   set(owner mi_base)
-  if(MI_SANITIZE AND NOT MI_FUZZ)
-    if(NOT room IN_LIST MI_HOT_ROOMS)
+  if(NOT room IN_LIST MI_HOT_ROOMS AND NOT MI_FUZZ)
+    if(MI_SANITIZE)
       set(owner mi_ir)      # a precompiled header is good for one level of optimisation
       target_compile_options(${target} PRIVATE ${MI_NOT_OPTIMISED})
+    elseif(MI_FAST_BUILD)
+      set(owner mi_ir)
+      target_compile_options(${target} PRIVATE -O1)
     endif()
   endif()
   mi_precompile(${target} ${owner} "${MI_PCH_HEADERS}")
@@ -43,6 +47,8 @@ endfunction()
 function(mi_test_options target)
   if(MI_SANITIZE)
     target_compile_options(${target} PRIVATE ${MI_NOT_OPTIMISED})
+  elseif(MI_FAST_BUILD)
+    target_compile_options(${target} PRIVATE -O1)
   endif()
   mi_precompile(${target} mi_base_test "${MI_PCH_TEST_HEADERS}")
 endfunction()

@@ -37,7 +37,7 @@ function(mi_room name)
     mi_room_options(mi_${name} ${name})
   endif()
 
-  if(MI_TESTS AND tests)
+  if(MI_TESTS AND tests AND (NOT MI_TEST_ROOMS OR name IN_LIST MI_TEST_ROOMS))
     add_executable(mi_${name}_test ${tests})
     target_link_libraries(mi_${name}_test PRIVATE mi_${name} ${ARG_TEST_LIBS} GTest::gtest GTest::gmock GTest::gtest_main)
     foreach(r ${ARG_TEST_ROOMS})
