@@ -1,17 +1,20 @@
 #include "runtime/scheduler.h"
 
 #include <algorithm>
+#include <set>
 
 #include "base/check.h"
 
 namespace mi::runtime {
 
 namespace {
-bool older(const Sequence* a, const Sequence* b) { return a->arrival < b->arrival; }
+bool before(const Sequence* a, const Sequence* b) {
+  return a->priority != b->priority ? a->priority < b->priority : a->arrival < b->arrival;
+}
 }  // namespace
 
 Scheduler::Scheduler(const SchedulerOptions& options, int64_t kv_pages, std::function<void(std::span<const int32_t>)> freed)
-    : options_(options), pool_(kv_pages, std::move(freed)) {
+    : options_(options), cache_(kv_pages, options.reuse_prefixes, std::move(freed)) {
   MI_CHECK(options.max_batch_size >= 1);
   MI_CHECK_LE(options.max_batch_size, options.max_tokens_per_step);
   MI_CHECK(options.prefill_tokens >= 1 && options.prefill_tokens_beside_decodes >= 1);
@@ -20,16 +23,16 @@ Scheduler::Scheduler(const SchedulerOptions& options, int64_t kv_pages, std::fun
 void Scheduler::add(Sequence* seq) {
   MI_CHECK(!seq->tokens.empty());
   seq->arrival = next_arrival_++;
-  waiting_.push_back(seq);
+  waiting_.insert(std::upper_bound(waiting_.begin(), waiting_.end(), seq, before), seq);
 }
 
-void Scheduler::preempt_youngest() {
+void Scheduler::preempt_last() {
   Sequence* victim = running_.back();
   running_.pop_back();
-  victim->pages.release(pool_);
+  cache_.release(&victim->pages);
   victim->computed = 0;
   victim->running = false;
-  waiting_.insert(std::upper_bound(waiting_.begin(), waiting_.end(), victim, older), victim);
+  waiting_.insert(std::upper_bound(waiting_.begin(), waiting_.end(), victim, before), victim);
 }
 
 void Scheduler::take_prefill(Sequence* seq, int64_t* budget, StepPlan* plan) const {
@@ -46,34 +49,47 @@ void Scheduler::take_prefill(Sequence* seq, int64_t* budget, StepPlan* plan) con
 bool Scheduler::admit_next() {
   if (waiting_.empty() || running() >= options_.max_batch_size) return false;
   Sequence* seq = waiting_.front();
-  int64_t need = kv::pages_for(int64_t(seq->tokens.size()));
-  if (pool_.free_pages() < need + running()) {
-    MI_CHECK(!running_.empty(), "a sequence of {} tokens can't fit into {} pages", seq->tokens.size(), pool_.total());
+  const int64_t reused = seq->score_prompt ? 0 : cache_.match(&seq->pages, seq->salt, seq->tokens);
+  const int64_t need = kv::pages_for(int64_t(seq->tokens.size())) - seq->pages.size();
+  if (cache_.free_pages() < need + running()) {
+    cache_.release(&seq->pages);
+    MI_CHECK(!running_.empty(), "a sequence of {} tokens can't fit into {} pages", seq->tokens.size(), cache_.total());
     return false;
   }
-  bool covered = seq->pages.cover(pool_, int64_t(seq->tokens.size()));
-  MI_CHECK(covered);
+  MI_CHECK(cache_.cover(&seq->pages, int64_t(seq->tokens.size())));
+  seq->computed = reused;
+  if (seq->reused < 0) seq->reused = reused;
   seq->running = true;
   waiting_.pop_front();
-  running_.insert(std::upper_bound(running_.begin(), running_.end(), seq, older), seq);
+  running_.insert(std::upper_bound(running_.begin(), running_.end(), seq, before), seq);
   return true;
 }
 
-StepPlan Scheduler::plan() {
+// Waiting sequences of a smaller priority number than the last running one come in, in its place if need be.
+void Scheduler::admit_urgent(StepPlan* plan) {
+  while (!waiting_.empty() && !running_.empty() && waiting_.front()->priority < running_.back()->priority) {
+    if (admit_next()) continue;
+    preempt_last();
+    ++plan->preempted;
+  }
+}
+
+StepPlan Scheduler::plan(int64_t prompt_tokens_beside_decodes) {
   StepPlan plan;
-  // Victims come off the young end, behind the sequence that asks, so work already planned stays valid.
+  admit_urgent(&plan);
+  // Victims come off the end, behind the sequence that asks, so work already planned stays valid.
   for (size_t i = 0; i < running_.size(); ++i) {
     Sequence* seq = running_[i];
     if (!seq->decoding()) continue;
-    while (seq->running && !seq->pages.cover(pool_, seq->computed + 1)) {
-      preempt_youngest();
+    while (seq->running && !cache_.cover(&seq->pages, seq->computed + 1)) {
+      preempt_last();
       ++plan.preempted;
     }
-    if (seq->running) plan.work.push_back(Work{seq, 1, 0, true});
+    if (seq->running) plan.work.push_back(Work{.seq = seq, .tokens = 1, .samples = true});
   }
   plan.decodes = int64_t(plan.work.size());
 
-  int64_t budget = plan.decodes > 0 ? options_.prefill_tokens_beside_decodes : options_.prefill_tokens;
+  int64_t budget = plan.decodes > 0 ? prompt_tokens_beside_decodes : options_.prefill_tokens;
   budget = std::min(budget, options_.max_tokens_per_step - plan.decodes);
   for (Sequence* seq : running_) {
     if (budget > 0 && !seq->decoding()) take_prefill(seq, &budget, &plan);
@@ -83,6 +99,15 @@ StepPlan Scheduler::plan() {
     if (!admit_next()) break;
     take_prefill(next, &budget, &plan);
   }
+  // Guesses get what rows and pages nobody needs.
+  int64_t rows = options_.max_tokens_per_step;
+  for (const Work& w : plan.work) rows -= w.tokens;
+  for (Work& w : plan.work) {
+    const int64_t drafts = w.seq->decoding() ? std::min(rows, int64_t(w.seq->draft.size())) : 0;
+    if (drafts <= 0 || !cache_.cover(&w.seq->pages, w.seq->computed + 1 + drafts)) continue;
+    w.drafts = drafts;
+    rows -= drafts;
+  }
   return plan;
 }
 
@@ -90,7 +115,14 @@ void Scheduler::advance(const StepPlan& plan) {
   for (const Work& w : plan.work) {
     MI_CHECK(w.seq->running && w.tokens <= w.seq->pending());
     w.seq->computed += w.tokens;
+    cache_.publish(&w.seq->pages, w.seq->salt, w.seq->tokens, w.seq->computed);
   }
+}
+
+void Scheduler::accept_draft(Sequence* seq) {
+  MI_CHECK(seq->running && seq->pending() == 1 && seq->pages.size() * kv::kPageTokens > seq->computed);
+  ++seq->computed;
+  cache_.publish(&seq->pages, seq->salt, seq->tokens, seq->computed);
 }
 
 void Scheduler::remove(Sequence* seq) {
@@ -101,21 +133,21 @@ void Scheduler::remove(Sequence* seq) {
   };
   seq->running ? drop(running_) : drop(waiting_);
   seq->running = false;
-  seq->pages.release(pool_);
+  cache_.release(&seq->pages);
 }
 
 void Scheduler::check_invariants() const {
-  int64_t held = 0;
+  cache_.check_invariants();
+  std::set<int32_t> held;
   for (const Sequence* s : running_) {
-    held += s->pages.size();
+    held.insert(s->pages.pages().begin(), s->pages.pages().end());
     MI_CHECK(s->running && s->pending() >= 0 && s->pages.size() >= kv::pages_for(s->computed));
   }
   for (const Sequence* s : waiting_) MI_CHECK(!s->running && s->pages.size() == 0 && s->computed == 0);
-  MI_CHECK_EQ(held, pool_.used_pages());
-  MI_CHECK_EQ(pool_.free_pages() + pool_.used_pages(), pool_.total());
+  MI_CHECK_EQ(int64_t(held.size()), cache_.used_pages());
   MI_CHECK_LE(running(), options_.max_batch_size);
-  MI_CHECK(std::is_sorted(running_.begin(), running_.end(), older));
-  MI_CHECK(std::is_sorted(waiting_.begin(), waiting_.end(), older));
+  MI_CHECK(std::is_sorted(running_.begin(), running_.end(), before));
+  MI_CHECK(std::is_sorted(waiting_.begin(), waiting_.end(), before));
 }
 
 }  // namespace mi::runtime

@@ -1,18 +1,22 @@
 #pragma once
 // Decides what the next step computes. Pure logic: no threads, no clock, no model; tests drive it directly.
 //
-// A step is one token of every running sequence that decodes, then chunks of prompts under a token budget: first of
-// sequences already running, then of waiting ones, first come first served. A waiting sequence is admitted when the
-// batch has a place and the pool has pages for all its tokens and, beyond them, one for each running sequence to grow
-// into. When a decode finds no page, the youngest running sequence gives up its pages and waits again with its tokens,
-// to be recomputed. The oldest sequence is never preempted, and alone it always fits (check_request), so every one
-// ends.
+// Sequences are served in order: by priority, smaller first, and equal ones first come, first served. A step is one
+// token of every running sequence that decodes (with drafts: several), then chunks of prompts under a token budget:
+// first of sequences already running, then of waiting ones. A waiting sequence is admitted when the batch has a place
+// and the cache has pages for all its tokens and, beyond them, one for each running sequence to grow into; whole pages
+// that an earlier sequence left with the same tokens are taken over. When a decode finds no page, the last running
+// sequence gives up its pages and waits again with its tokens, to be recomputed; so it does when one of a smaller
+// priority number waits and finds no place. The first sequence is never preempted, and alone it always fits
+// (check_request), so it ends.
 
 #include <cstdint>
 #include <deque>
+#include <functional>
+#include <string>
 #include <vector>
 
-#include "runtime/kv/page_table.h"
+#include "runtime/kv/cache.h"
 
 namespace mi::runtime {
 
@@ -20,12 +24,16 @@ namespace mi::runtime {
 struct Sequence {
   int64_t prompt_len = 0;
   std::vector<int32_t> tokens;  // prompt, then output
-  bool score_prompt = false;    // logits of all prompt rows, not only of the last
+  bool score_prompt = false;    // logits of all prompt rows, not only of the last: takes over no pages
+  int64_t priority = 0;         // smaller ones go first
+  std::string salt;             // pages are shared only among sequences with the same
+  std::vector<int32_t> draft;   // guesses of the tokens behind `tokens`; only looked at while decoding
 
   // Set by the scheduler.
   uint64_t arrival = 0;  // order of add(); kept through preemptions
   bool running = false;
   int64_t computed = 0;  // tokens in the KV cache
+  int64_t reused = -1;   // of these, at the first admission, taken over from earlier sequences; -1: never admitted
   kv::PageTable pages;   // covers at least `computed`
 
   int64_t pending() const { return int64_t(tokens.size()) - computed; }
@@ -37,52 +45,60 @@ struct SchedulerOptions {
   int64_t max_tokens_per_step = 512;            // rows of a step, decodes included; at least max_batch_size
   int64_t prefill_tokens = 512;                 // prompt rows of a step without decodes
   int64_t prefill_tokens_beside_decodes = 128;  // and with some
+  bool reuse_prefixes = true;
 };
 
-// One sequence's part of a step: tokens [seq->computed, seq->computed + tokens).
+// One sequence's part of a step: tokens [seq->computed, seq->computed + tokens), and behind them the first `drafts`
+// tokens of its draft.
 struct Work {
   Sequence* seq = nullptr;
   int64_t tokens = 0;
+  int64_t drafts = 0;       // only beside tokens == 1; the logits of all their rows are needed
   int64_t logits_from = 0;  // first row of the part whose logits are needed; == tokens: none
-  bool samples = false;     // the last row's logits choose the next token
+  bool samples = false;     // the last token's logits choose the next token
 };
 
 struct StepPlan {
-  std::vector<Work> work;  // decodes first, each group by age
+  std::vector<Work> work;  // decodes first, each group in order
   int64_t decodes = 0;
   int64_t preempted = 0;
 };
 
 class Scheduler {
  public:
-  // freed: as for kv::PagePool.
+  // freed: as for kv::Cache.
   Scheduler(const SchedulerOptions& options, int64_t kv_pages, std::function<void(std::span<const int32_t>)> freed = {});
 
   // seq must stay alive until remove(). It has at least one token and fits the pool alone.
   void add(Sequence* seq);
   // The next step's work; empty only when nothing is left. Pages are taken, `computed` is not moved yet.
-  StepPlan plan();
-  // The step ran: `computed` moves. Every sequence of the plan must still be there.
+  // prompt_tokens_beside_decodes: instead of the option, at least 1; for callers that know how long a step may take.
+  StepPlan plan(int64_t prompt_tokens_beside_decodes);
+  StepPlan plan() { return plan(options_.prefill_tokens_beside_decodes); }
+  // The step ran: `computed` moves behind the tokens. Every sequence of the plan must still be there.
   void advance(const StepPlan& plan);
+  // The first draft turned out right and is the last token now: it is computed as well.
+  void accept_draft(Sequence* seq);
   // Ended or cancelled, running or waiting; its pages are free at once.
   void remove(Sequence* seq);
 
   int64_t running() const { return int64_t(running_.size()); }
   int64_t waiting() const { return int64_t(waiting_.size()); }
-  const kv::PagePool& pool() const { return pool_; }
-  // MI_CHECKs what must always hold: pages conserved, batch within its limit, ages in order.
+  const kv::Cache& cache() const { return cache_; }
+  // MI_CHECKs what must always hold: pages conserved, batch within its limit, sequences in order.
   void check_invariants() const;
 
  private:
-  void preempt_youngest();
+  void preempt_last();
   void take_prefill(Sequence* seq, int64_t* budget, StepPlan* plan) const;
   bool admit_next();
+  void admit_urgent(StepPlan* plan);
 
   SchedulerOptions options_;
-  kv::PagePool pool_;
+  kv::Cache cache_;
   uint64_t next_arrival_ = 0;
-  std::vector<Sequence*> running_;  // by arrival
-  std::deque<Sequence*> waiting_;   // by arrival
+  std::vector<Sequence*> running_;  // in order
+  std::deque<Sequence*> waiting_;   // in order
 };
 
 }  // namespace mi::runtime

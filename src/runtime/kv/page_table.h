@@ -1,5 +1,6 @@
 #pragma once
 // The pages of one sequence in order of position: page i holds positions [i * kPageTokens, (i + 1) * kPageTokens).
+// Filled, shared and released by kv::Cache only.
 
 #include <cstdint>
 #include <span>
@@ -19,18 +20,11 @@ class PageTable {
 
   std::span<const int32_t> pages() const { return pages_; }
   int64_t size() const { return int64_t(pages_.size()); }
-  // Grows until `tokens` positions are covered; false, and unchanged, if the pool has too few pages.
-  bool cover(PagePool& pool, int64_t tokens) {
-    int64_t more = pages_for(tokens) - size();
-    return more <= 0 || pool.take(more, &pages_);
-  }
-  void release(PagePool& pool) {
-    pool.give_back(pages_);
-    pages_.clear();
-  }
 
  private:
+  friend class Cache;
   std::vector<int32_t> pages_;
+  int64_t known_ = 0;  // the first so many pages are whole and found by others
 };
 
 }  // namespace mi::runtime::kv
