@@ -97,9 +97,10 @@ class FakeStepper : public Stepper {
   int64_t rows_ = 0, last_rows_ = 0;
 };
 
-// Token 0 is the special "</s>", token i > 0 is the bytes pieces[i - 1], which may be parts of characters. A real
-// tokenizer (byte-level BPE without merges), made from a file that exists for a moment only.
-inline std::shared_ptr<const text::Tokenizer> make_tokenizer(const std::vector<std::string>& pieces) {
+// Token 0 is the special "</s>", token i > 0 is the bytes pieces[i - 1], which may be parts of characters; `specials`
+// follow. A real tokenizer (byte-level BPE without merges), made from a file that exists for a moment only.
+inline std::shared_ptr<const text::Tokenizer> make_tokenizer(const std::vector<std::string>& pieces,
+                                                             const std::vector<std::string>& specials = {}) {
   Json vocab = Json::object();
   vocab["</s>"] = 0;
   for (size_t i = 0; i < pieces.size(); ++i) {
@@ -122,13 +123,18 @@ inline std::shared_ptr<const text::Tokenizer> make_tokenizer(const std::vector<s
   MI_CHECK_EQ(vocab.size(), pieces.size() + 1);
   Json j;
   j["version"] = "1.0";
-  j["added_tokens"] = Json::array({{{"id", 0},
-                                    {"content", "</s>"},
-                                    {"special", true},
-                                    {"single_word", false},
-                                    {"lstrip", false},
-                                    {"rstrip", false},
-                                    {"normalized", false}}});
+  j["added_tokens"] = Json::array();
+  const auto add_special = [&](size_t id, const std::string& content) {
+    j["added_tokens"].push_back({{"id", id},
+                                 {"content", content},
+                                 {"special", true},
+                                 {"single_word", false},
+                                 {"lstrip", false},
+                                 {"rstrip", false},
+                                 {"normalized", false}});
+  };
+  add_special(0, "</s>");
+  for (size_t i = 0; i < specials.size(); ++i) add_special(pieces.size() + 1 + i, specials[i]);
   j["normalizer"] = nullptr;
   j["pre_tokenizer"] =
       j["decoder"] = {{"type", "ByteLevel"}, {"add_prefix_space", false}, {"trim_offsets", true}, {"use_regex", true}};

@@ -171,23 +171,33 @@ def test_forced_calls_in_every_dialect(server):
 
 def test_free_calls_go_round(server):
     """The model calls by itself, gets the result, and answers: in the form of each dialect."""
-    tool = {"name": "calculator", "description": "Computes an expression.",
-            "parameters": {"type": "object", "properties": {"expression": {"type": "string"}}, "required": ["expression"]}}
-    question = [{"role": "user", "content": "Use the calculator: what is 23 + 45?"}]
-    chat = ask(server, "/v1/chat/completions", {**M, "messages": question, "temperature": 0, "max_tokens": 99, "tools": [{"type": "function", "function": tool}]})
-    calls = chat["choices"][0]["message"].get("tool_calls")
-    if not calls:
-        pytest.skip("the model answers without a call")
-    message = ask(server, "/v1/messages", {**M, "messages": question, "temperature": 0, "max_tokens": 99,
-                                           "tools": [{"name": tool["name"], "description": tool["description"], "input_schema": tool["parameters"]}]})
+    tool = {"name": "get_weather", "description": "Weather in a city",
+            "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}}
+    question = [{"role": "user", "content": "What is the weather in Oslo?"}]
+    same = {**M, "temperature": 0}
+    chat = ask(server, "/v1/chat/completions", {**same, "messages": question, "max_tokens": 99, "tools": [{"type": "function", "function": tool}]})
+    calls = chat["choices"][0]["message"]["tool_calls"]
+    assert [(c["function"]["name"], json.loads(c["function"]["arguments"])) for c in calls] == [("get_weather", {"city": "Oslo"})]
+    tools = [{"name": tool["name"], "description": tool["description"], "input_schema": tool["parameters"]}]
+    message = ask(server, "/v1/messages", {**same, "messages": question, "max_tokens": 99, "tools": tools})
     use = [b for b in message["content"] if b["type"] == "tool_use"]
-    assert [(u["name"], u["input"]) for u in use] == [(c["function"]["name"], json.loads(c["function"]["arguments"])) for c in calls]
-    after = ask(server, "/v1/messages", {**M, "temperature": 0, "max_tokens": 99, "messages": question + [
+    assert [(u["name"], u["input"]) for u in use] == [("get_weather", {"city": "Oslo"})]
+    functions = [{"type": "function", **tool}]
+    items = ask(server, "/v1/responses", {**same, "input": question, "tools": functions})["output"]
+    assert [(i["name"], json.loads(i["arguments"])) for i in items if i["type"] == "function_call"] == [("get_weather", {"city": "Oslo"})]
+
+    result = json.dumps({"sky": "sunny", "degrees": 21})
+    words = "It is sunny and 21 degrees in Oslo."
+    again = ask(server, "/v1/chat/completions", {**same, "max_tokens": 99, "tools": [{"type": "function", "function": tool}], "messages": question + [
+        chat["choices"][0]["message"], {"role": "tool", "tool_call_id": calls[0]["id"], "content": result}]})
+    assert again["choices"][0]["message"]["content"] == words
+    after = ask(server, "/v1/messages", {**same, "max_tokens": 99, "tools": tools, "messages": question + [
         {"role": "assistant", "content": message["content"]},
-        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": use[0]["id"], "content": "68"}]}]})
-    again = ask(server, "/v1/chat/completions", {**M, "temperature": 0, "max_tokens": 99, "messages": question + [
-        chat["choices"][0]["message"], {"role": "tool", "tool_call_id": calls[0]["id"], "content": "68"}]})
-    assert after["content"][0]["text"] == again["choices"][0]["message"]["content"]
+        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": use[0]["id"], "content": result}]}]})
+    assert after["content"] == [{"type": "text", "text": words}]
+    last = ask(server, "/v1/responses", {**same, "tools": functions, "input": question + items + [
+        {"type": "function_call_output", "call_id": items[-1]["call_id"], "output": result}]})
+    assert last["output"][0]["content"][0]["text"] == words
 
 
 @pytest.mark.parametrize("path,field", [("/v1/chat/completions", "messages"), ("/v1/completions", "prompt")])
