@@ -100,6 +100,14 @@ Result<int> run(const Flags& f) {
   o.vocab = m.vocab;
   o.eos_ids = m.eos_ids;
   o.max_seq_len = loop->limits().longest();
+  o.max_in_flight = s.max_batch_size + f.waiting;
+  o.model_facts = {{"name", m.name},
+                   {"model_type", m.model_type},
+                   {"precision", m.precision},
+                   {"layers", m.layers},
+                   {"vocab", m.vocab},
+                   {"parameters", m.total_params},
+                   {"active_parameters", m.active_params}};
   MI_TRY(const auto server, server::ApiServer::start(*loop, s.text, o));
   signals->serving();
   say("listening on {}\n", server->url());

@@ -19,6 +19,7 @@ struct Batcher::Live : Sequence {
   int64_t max_tokens = 0;                  // resolved
   std::vector<uint32_t> mask;              // scratch of the constraint
   std::vector<ScoredToken> prompt_scores;  // by position, until sent
+  std::vector<double> pooled;              // sum of the hidden states so far
   double arrival = 0, started = -1, first_token = -1, last_token = -1;
 
   // Of the current step, written by its row job.
@@ -52,7 +53,7 @@ Batcher::Batcher(Stepper& stepper, std::shared_ptr<const text::Tokenizer> tokeni
       options_(fit_options(std::move(options), stepper)),
       seed_(seed),
       clock_(std::move(clock)),
-      limits_{stepper.vocab(), options_.max_seq_len, stepper.kv_pages() * kv::kPageTokens},
+      limits_{stepper.vocab(), options_.max_seq_len, stepper.kv_pages() * kv::kPageTokens, stepper.hidden()},
       scheduler_({options_.max_batch_size, stepper.max_tokens_per_step(), options_.prefill_tokens,
                   options_.prefill_tokens_beside_decodes},
                  stepper.kv_pages(), [&stepper](std::span<const int32_t> pages) { stepper.freed(pages); }) {
@@ -72,7 +73,7 @@ void Batcher::add(uint64_t id, Request r, Sink sink, double arrival) {
   ends.erase(std::unique(ends.begin(), ends.end()), ends.end());
 
   auto live = std::make_unique<Live>(Sampler(r.sampling, random_u64(seed_, id), r.prompt, ends),
-                                     OutputText(tokenizer_, r.skip_special_tokens, r.stop, r.sampling.min_tokens));
+                                     OutputText(tokenizer_, r.skip_special_tokens, r.stop, r.sampling.min_tokens, r.shown_special));
   Live& l = *live;
   l.id = id;
   l.request = std::move(r);
@@ -83,7 +84,7 @@ void Batcher::add(uint64_t id, Request r, Sink sink, double arrival) {
   l.max_tokens = l.request.max_tokens >= 0 ? l.request.max_tokens : limits_.longest() - prompt;
   l.prompt_len = prompt;
   l.tokens = std::move(l.request.prompt);
-  l.score_prompt = l.request.prompt_logprobs;
+  l.score_prompt = l.request.prompt_logprobs || l.request.pooling == Pooling::kMean;
   if (l.request.prompt_logprobs) {
     l.prompt_scores.resize(size_t(prompt));
     l.prompt_scores[0].token = l.tokens[0];
@@ -131,9 +132,13 @@ bool Batcher::step() {
   }
   stats_.preemptions += uint64_t(plan.preempted);
 
+  const auto pools = [](const Work& w) { return static_cast<Live&>(*w.seq).request.pooling != Pooling::kNone; };
+  const bool any_pools = std::any_of(plan.work.begin(), plan.work.end(), pools);
+  std::span<const float> hidden;
   const double model_begin = clock_();
-  std::span<const float> logits = stepper_.run(batch);
+  std::span<const float> logits = any_pools ? stepper_.run_hidden(batch, &hidden) : stepper_.run(batch);
   const double model_end = clock_();
+  if (any_pools) pool_rows(plan, hidden);
 
   std::vector<RowJob> jobs;
   collect_rows(plan, logits, &jobs);
@@ -160,9 +165,27 @@ void Batcher::collect_rows(const StepPlan& plan, std::span<const float> logits, 
                row);
       RowJob job{live, logits.subspan(row * vocab, vocab)};
       const int64_t next = w.seq->computed + i + 1;  // the position that this row speaks about
-      if (w.seq->score_prompt && next < w.seq->prompt_len) job.scores = next;
+      if (live->request.prompt_logprobs && w.seq->score_prompt && next < w.seq->prompt_len) job.scores = next;
       job.samples = w.samples && i + 1 == w.tokens && live->max_tokens > 0;
       if (job.scores >= 0 || job.samples) jobs->push_back(job);
+    }
+  }
+}
+
+// Adds up the states of each pooling request's rows, in the order of its tokens whatever the chunks.
+void Batcher::pool_rows(const StepPlan& plan, std::span<const float> hidden) {
+  const size_t width = size_t(limits_.hidden);
+  size_t row = 0;
+  for (const Work& w : plan.work) {
+    Live& live = static_cast<Live&>(*w.seq);
+    const Pooling pooling = live.request.pooling;
+    if (w.seq->computed == 0) live.pooled.assign(pooling == Pooling::kNone ? 0 : width, 0.0);  // again, if preempted
+    for (int64_t i = w.logits_from; i < w.tokens; ++i, ++row) {
+      MI_CHECK((row + 1) * width <= hidden.size(), "the step returned {} hidden values, row {} was asked for",
+               hidden.size(), row);
+      const bool last = w.seq->computed + i + 1 == w.seq->prompt_len;
+      if (pooling == Pooling::kNone || (pooling == Pooling::kLast && !last)) continue;
+      for (size_t k = 0; k < width; ++k) live.pooled[k] += double(hidden[row * width + k]);
     }
   }
 }
@@ -187,8 +210,14 @@ void Batcher::run_row(const RowJob& job) const {
 void Batcher::deliver(Live& live) {
   if (live.score_prompt) {
     live.score_prompt = false;  // a recomputation after a preemption scores nothing again
-    live.sink(PromptEvent{std::move(live.prompt_scores)});
+    if (live.request.prompt_logprobs) live.sink(PromptEvent{std::move(live.prompt_scores)});
     live.prompt_scores = {};
+  }
+  if (live.request.pooling != Pooling::kNone) {
+    const double rows = live.request.pooling == Pooling::kMean ? double(live.prompt_len) : 1.0;
+    EmbeddingEvent e;
+    for (double sum : live.pooled) e.values.push_back(float(sum / rows));
+    live.sink(std::move(e));
   }
   FinishEvent end;
   if (take_token(live, &end)) finish(live, std::move(end));

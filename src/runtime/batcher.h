@@ -46,6 +46,7 @@ class Batcher {
   struct Live;
   struct RowJob;
   void collect_rows(const StepPlan& plan, std::span<const float> logits, std::vector<RowJob>* jobs);
+  void pool_rows(const StepPlan& plan, std::span<const float> hidden);
   void run_row(const RowJob& job) const;
   void deliver(Live& live);
   bool take_token(Live& live, FinishEvent* end);

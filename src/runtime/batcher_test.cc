@@ -76,6 +76,46 @@ TEST(Batcher, OneRequestToItsLimit) {
   EXPECT_GT(f.total_seconds, f.ttft_seconds);
 }
 
+Request embedding(uint64_t seed, int64_t prompt, Pooling pooling) {
+  Request r = request(seed, prompt, 0);
+  r.pooling = pooling;
+  return r;
+}
+
+TEST(Batcher, EmbeddingsArePooledOverTheWholePrompt) {
+  // What the fake gives for each prefix of the prompt alone, pooled by hand.
+  std::vector<double> mean(5, 0.0);
+  std::vector<float> last;
+  for (int64_t n = 1; n <= 20; ++n) {
+    Bench b({.hidden = 5});
+    Request r = embedding(3, 20, Pooling::kLast);
+    r.prompt.resize(size_t(n));
+    Recorder& rec = b.add(std::move(r));
+    b.run();
+    last = rec.embedding();
+    ASSERT_EQ(last.size(), 5u);
+    for (size_t k = 0; k < 5; ++k) mean[k] += double(last[k]) / 20;
+  }
+  for (int64_t chunk : {1, 7, 64}) {
+    Bench b({.hidden = 5}, {.max_batch_size = 4, .prefill_tokens = chunk, .prefill_tokens_beside_decodes = chunk});
+    b.add(request(1, 30, 20));
+    Recorder& m = b.add(embedding(3, 20, Pooling::kMean));
+    Recorder& l = b.add(embedding(3, 20, Pooling::kLast));
+    b.run();
+    EXPECT_EQ(l.embedding(), last);
+    EXPECT_EQ(m.finish().reason, FinishReason::kLength);
+    EXPECT_TRUE(m.prompt().empty());
+    for (size_t k = 0; k < 5; ++k) EXPECT_NEAR(m.embedding()[k], mean[k], 1e-5);
+  }
+}
+
+TEST(Batcher, EmbeddingsAreRefusedWhereThereAreNone) {
+  Bench b;
+  const Admission a = check_request(embedding(1, 4, Pooling::kMean), b.batcher.limits());
+  EXPECT_EQ(a.refusal, Refusal::kInvalid);
+  EXPECT_NE(a.message.find("no hidden states"), std::string::npos);
+}
+
 TEST(Batcher, GreedyIsTheSameForAnyBatchAndChunkSize) {
   std::vector<std::vector<int32_t>> want;
   for (uint64_t i = 0; i < 30; ++i) want.push_back(alone(request(i, 1 + int64_t(i * 37 % 190), 40)));

@@ -9,11 +9,28 @@ namespace {
 
 class EngineStepper : public Stepper {
  public:
-  EngineStepper(exec::Engine& engine, hw::ThreadPool& pool) : engine_(engine), pool_(pool) {}
+  EngineStepper(exec::Engine& engine, hw::ThreadPool& pool) : engine_(engine), pool_(pool) {
+    for (const artifact::Instr& i : engine.manifest().program)
+      if (i.op == Op::kLinear && i.out[0].type.rows == Rows::kLogit) head_ = &i;
+    tap_.want = [this](const artifact::Instr& i, bool input) { return input && &i == head_; };
+    tap_.see = [this](const exec::TapEvent& e) {
+      if (e.operand == &e.instr->in[0]) states_.assign(e.values, e.values + e.rows * e.cols);
+    };
+  }
   int64_t vocab() const override { return engine_.manifest().model.vocab; }
   int64_t kv_pages() const override { return engine_.kv_pages(); }
   int64_t max_tokens_per_step() const override { return engine_.options().max_tokens_per_step; }
   std::span<const float> run(const exec::Batch& b) override { return engine_.run(b); }
+  int64_t hidden() const override { return head_ ? head_->in[0].type.cols : 0; }
+  // The tap is there for this step only: others pay nothing for it.
+  std::span<const float> run_hidden(const exec::Batch& b, std::span<const float>* states) override {
+    states_.clear();
+    engine_.set_tap(&tap_);
+    const std::span<const float> logits = engine_.run(b);
+    engine_.set_tap(nullptr);
+    *states = states_;
+    return logits;
+  }
   void freed(std::span<const int32_t> pages) override {
     if (!engine_.options().memory_pool) engine_.forget_pages(pages);
   }
@@ -27,6 +44,9 @@ class EngineStepper : public Stepper {
   static constexpr int64_t kWorthThreads = 32768;  // logits
   exec::Engine& engine_;
   hw::ThreadPool& pool_;
+  const artifact::Instr* head_ = nullptr;  // what turns hidden states into logits
+  exec::Tap tap_;
+  std::vector<float> states_;
 };
 
 }  // namespace

@@ -77,5 +77,27 @@ TEST(EngineStepper, TokensAndLogprobBitsAreThoseOfTheRequestAlone) {
   }
 }
 
+TEST(EngineStepper, EmbeddingBitsDoNotDependOnTheBatch) {
+  const exec::testing::TestModel model(shape());
+  const auto embeddings = [] {
+    std::vector<Request> r = requests();
+    for (size_t i = 0; i < r.size(); i += 2) {
+      r[i].max_tokens = 0;
+      r[i].pooling = i % 4 == 0 ? Pooling::kMean : Pooling::kLast;
+    }
+    return r;
+  };
+  const std::vector<Completion> want = run(model, {}, embeddings());
+  for (size_t i = 0; i < want.size(); i += 2) EXPECT_GT(want[i].embedding.size(), 1u);
+  EXPECT_NE(want[0].embedding, want[4].embedding);
+  for (const World& w : {World{.chunk = 1}, World{.chunk = 7}, World{.threads = 2, .pages = 5}}) {
+    const std::vector<Completion> got = run(model, w, embeddings());
+    for (size_t i = 0; i < got.size(); ++i) {
+      EXPECT_EQ(got[i].embedding, want[i].embedding) << i;
+      EXPECT_EQ(got[i].tokens, want[i].tokens) << i;
+    }
+  }
+}
+
 }  // namespace
 }  // namespace mi::runtime

@@ -17,6 +17,8 @@ struct Collector {
 void collect(Event& event, bool scores, Completion* out) {
   if (auto* p = std::get_if<PromptEvent>(&event)) {
     out->prompt = std::move(p->prompt);
+  } else if (auto* v = std::get_if<EmbeddingEvent>(&event)) {
+    out->embedding = std::move(v->values);
   } else if (auto* t = std::get_if<TokenEvent>(&event)) {
     out->tokens.push_back(t->token);
     out->text += t->text;

@@ -14,6 +14,7 @@ struct Completion {
   std::string text;                 // without stop string and end token
   std::vector<ScoredToken> scores;  // one per token if SamplingParams::logprobs >= 0, else empty
   std::vector<ScoredToken> prompt;  // if Request::prompt_logprobs
+  std::vector<float> embedding;     // if Request::pooling
   FinishEvent finish;
 };
 

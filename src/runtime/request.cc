@@ -97,6 +97,12 @@ Admission check_request(const Request& r, const Limits& limits) {
     }
   }
 
+  if (r.pooling != Pooling::kNone && (limits.hidden == 0 || r.max_tokens != 0)) {
+    return refuse(Refusal::kInvalid, "input",
+                  limits.hidden == 0 ? "this engine gives no hidden states, so it makes no embeddings"
+                                     : "an embedding is made of the prompt only: max_tokens must be 0");
+  }
+
   // Written with subtractions: max_tokens may be as large as the type.
   int64_t prompt = int64_t(r.prompt.size());
   int64_t output = r.max_tokens < 0 ? 1 : r.max_tokens;

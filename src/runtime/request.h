@@ -36,6 +36,9 @@ struct SamplingParams {
   bool ignore_eos = false;  // the model's end tokens are ordinary tokens (stop_token_ids still stop)
 };
 
+// Which hidden states (of the last layer, normed: what the logits are made of) become the request's embedding.
+enum class Pooling : uint8_t { kNone, kLast, kMean };
+
 struct Request {
   std::vector<int32_t> prompt;  // not empty
   SamplingParams sampling;
@@ -44,6 +47,8 @@ struct Request {
   std::vector<int32_t> stop_token_ids;  // further end tokens of this request
   bool prompt_logprobs = false;     // a PromptEvent with the scores of the prompt's tokens (sampling.logprobs entries)
   bool skip_special_tokens = true;  // special tokens leave no text
+  std::vector<int32_t> shown_special;  // but these do, whatever skip_special_tokens says
+  Pooling pooling = Pooling::kNone;    // else: an EmbeddingEvent; only with max_tokens 0
   std::unique_ptr<text::Constraint> constraint;  // may be null; a fresh one per request
 };
 
@@ -66,6 +71,11 @@ struct ScoredToken {
 // token; the first has no score (nothing stands before it): its logprob is 0 and its list empty.
 struct PromptEvent {
   std::vector<ScoredToken> prompt;
+};
+
+// The embedding, once, before FinishEvent, if Request::pooling: hidden-size values, not normalized.
+struct EmbeddingEvent {
+  std::vector<float> values;
 };
 
 struct TokenEvent {
@@ -94,7 +104,7 @@ struct FinishEvent {
   double total_seconds = 0;
 };
 
-using Event = std::variant<PromptEvent, TokenEvent, FinishEvent>;
+using Event = std::variant<PromptEvent, EmbeddingEvent, TokenEvent, FinishEvent>;
 // Called on the loop's thread, in order, never after FinishEvent. It must return at once (post to a queue); it may call
 // EngineLoop::cancel and submit, but not drain or the destructor.
 using Sink = std::function<void(Event&&)>;
@@ -120,6 +130,7 @@ struct Limits {
   int64_t vocab = 0;
   int64_t max_seq_len = 0;  // prompt and output together, in tokens
   int64_t kv_tokens = 0;    // capacity of the whole KV pool, in tokens
+  int64_t hidden = 0;       // values of an embedding; 0: the model gives none
   // Longest sequence that can run at all: the last token generated needs no place in the cache.
   int64_t longest() const { return kv_tokens + 1 < max_seq_len ? kv_tokens + 1 : max_seq_len; }
 };

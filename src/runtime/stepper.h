@@ -20,6 +20,13 @@ class Stepper {
   virtual int64_t max_tokens_per_step() const = 0;
   // exec::Engine::run: one step; logits [rows asked for, vocab] in batch order, valid until the next run().
   virtual std::span<const float> run(const exec::Batch& b) = 0;
+  // Values of a hidden state; 0: run_hidden() must not be called.
+  virtual int64_t hidden() const { return 0; }
+  // run(), and the hidden states that the logits were made of: [rows asked for, hidden()], valid until the next run.
+  virtual std::span<const float> run_hidden(const exec::Batch& b, std::span<const float>* states) {
+    *states = {};
+    return run(b);
+  }
   // These pages belong to no sequence any more; they may be used again.
   virtual void freed(std::span<const int32_t> pages) { (void)pages; }
   // fn(i) for i in [0, n), in any order and possibly at once; returns when all are done. For sampling between steps.

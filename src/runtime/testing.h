@@ -33,6 +33,7 @@ class FakeStepper : public Stepper {
     int64_t vocab = 64, pages = 64, max_tokens = 512;
     std::chrono::microseconds step_time{0};
     bool break_logits = false;  // NaN in every row
+    int64_t hidden = 0;
     std::function<void()> on_step = {};
   };
   FakeStepper() : FakeStepper(Config()) {}
@@ -41,6 +42,16 @@ class FakeStepper : public Stepper {
   int64_t vocab() const override { return config_.vocab; }
   int64_t kv_pages() const override { return config_.pages; }
   int64_t max_tokens_per_step() const override { return config_.max_tokens; }
+  int64_t hidden() const override { return config_.hidden; }
+  // Of each row the first logits.
+  std::span<const float> run_hidden(const exec::Batch& b, std::span<const float>* states) override {
+    run(b);
+    states_.clear();
+    for (size_t i = 0; i < logits_.size(); i += size_t(config_.vocab))
+      states_.insert(states_.end(), logits_.begin() + int64_t(i), logits_.begin() + int64_t(i) + config_.hidden);
+    *states = states_;
+    return logits_;
+  }
 
   std::span<const float> run(const exec::Batch& b) override {
     if (config_.on_step) config_.on_step();
@@ -82,13 +93,14 @@ class FakeStepper : public Stepper {
 
   Config config_;
   std::vector<int32_t> cache_;
-  std::vector<float> logits_;
+  std::vector<float> logits_, states_;
   int64_t rows_ = 0, last_rows_ = 0;
 };
 
-// Token 0 is the special "</s>", token i > 0 is the bytes pieces[i - 1], which may be parts of characters. A real
-// tokenizer (byte-level BPE without merges), made from a file that exists for a moment only.
-inline std::shared_ptr<const text::Tokenizer> make_tokenizer(const std::vector<std::string>& pieces) {
+// Token 0 is the special "</s>", token i > 0 is the bytes pieces[i - 1], which may be parts of characters; `specials`
+// follow. A real tokenizer (byte-level BPE without merges), made from a file that exists for a moment only.
+inline std::shared_ptr<const text::Tokenizer> make_tokenizer(const std::vector<std::string>& pieces,
+                                                             const std::vector<std::string>& specials = {}) {
   Json vocab = Json::object();
   vocab["</s>"] = 0;
   for (size_t i = 0; i < pieces.size(); ++i) {
@@ -111,13 +123,18 @@ inline std::shared_ptr<const text::Tokenizer> make_tokenizer(const std::vector<s
   MI_CHECK_EQ(vocab.size(), pieces.size() + 1);
   Json j;
   j["version"] = "1.0";
-  j["added_tokens"] = Json::array({{{"id", 0},
-                                    {"content", "</s>"},
-                                    {"special", true},
-                                    {"single_word", false},
-                                    {"lstrip", false},
-                                    {"rstrip", false},
-                                    {"normalized", false}}});
+  j["added_tokens"] = Json::array();
+  const auto add_special = [&](size_t id, const std::string& content) {
+    j["added_tokens"].push_back({{"id", id},
+                                 {"content", content},
+                                 {"special", true},
+                                 {"single_word", false},
+                                 {"lstrip", false},
+                                 {"rstrip", false},
+                                 {"normalized", false}});
+  };
+  add_special(0, "</s>");
+  for (size_t i = 0; i < specials.size(); ++i) add_special(pieces.size() + 1 + i, specials[i]);
   j["normalizer"] = nullptr;
   j["pre_tokenizer"] =
       j["decoder"] = {{"type", "ByteLevel"}, {"add_prefix_space", false}, {"trim_offsets", true}, {"use_regex", true}};
@@ -152,6 +169,9 @@ class Recorder {
       if (auto* p = std::get_if<PromptEvent>(&e)) {
         MI_CHECK(prompt_.empty() && tokens_.empty());
         prompt_ = std::move(p->prompt);
+      } else if (auto* v = std::get_if<EmbeddingEvent>(&e)) {
+        MI_CHECK(embedding_.empty());
+        embedding_ = std::move(v->values);
       } else if (auto* t = std::get_if<TokenEvent>(&e)) {
         text_ += t->text;
         tokens_.push_back(t->token);
@@ -187,6 +207,10 @@ class Recorder {
     std::lock_guard lock(mu_);
     return prompt_;
   }
+  std::vector<float> embedding() const {
+    std::lock_guard lock(mu_);
+    return embedding_;
+  }
   std::string text() const {
     std::lock_guard lock(mu_);
     return text_;
@@ -202,6 +226,7 @@ class Recorder {
   std::vector<int32_t> tokens_;
   std::vector<TokenEvent> events_;
   std::vector<ScoredToken> prompt_;
+  std::vector<float> embedding_;
   std::string text_;
   std::optional<FinishEvent> finish_;
 };

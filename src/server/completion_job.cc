@@ -31,30 +31,21 @@ class CompletionJob : public Job {
 
   std::optional<ApiError> ids_of(const std::variant<std::string, std::vector<int32_t>>& prompt,
                                  std::vector<int32_t>* ids, std::string* text) {
-    const text::Tokenizer* t = context_.text.tokenizer.get();
-    if (const auto* given = std::get_if<std::vector<int32_t>>(&prompt)) {
-      *ids = *given;
-      for (int32_t id : *ids)
-        if (id >= context_.loop->limits().vocab)
-          return bad_field("prompt", fmt::format("the prompt holds token {}; the vocabulary has {} tokens", id,
-                                                 context_.loop->limits().vocab));
-      if (request_.echo) {
-        auto decoded = t->decode(*ids, false);
-        if (!decoded.ok()) return bad_field("prompt", decoded.error().message());
-        *text = clean_utf8(*decoded);
-      }
-      return std::nullopt;
+    if (auto e = prompt_ids(context_, "prompt", prompt, ids)) return e;
+    if (const auto* given = std::get_if<std::string>(&prompt)) {
+      *text = *given;
+    } else if (request_.echo) {
+      auto decoded = context_.text.tokenizer->decode(*ids, false);
+      if (!decoded.ok()) return bad_field("prompt", decoded.error().message());
+      *text = clean_utf8(*decoded);
     }
-    *text = std::get<std::string>(prompt);
-    if (auto e = too_long_by_bytes(context_, "prompt", text->size())) return e;
-    auto encoded = t->encode(*text, true);
-    if (!encoded.ok()) return bad_field("prompt", encoded.error().message());
-    *ids = std::move(encoded).value();
     return std::nullopt;
   }
 
   std::optional<ApiError> make_requests(std::vector<runtime::Request>* out) {
     if (!context_.text.tokenizer) return ApiError{400, "this model has no tokenizer", "invalid_request_error", {}, {}};
+    std::unique_ptr<text::Constraint> constraint;
+    if (auto e = make_format_constraint(context_, request_, &constraint)) return e;
     int64_t prompt_tokens = 0;
     for (const auto& prompt : request_.prompts) {
       std::vector<int32_t> ids;
@@ -62,12 +53,9 @@ class CompletionJob : public Job {
       if (auto e = ids_of(prompt, &ids, &text)) return e;
       prompt_tokens += int64_t(ids.size());
       for (int64_t i = 0; i < request_.n; ++i) {
-        runtime::Request r;
+        runtime::Request r = request_of(request_, i);
         r.prompt = ids;
-        r.sampling = request_.sampling;
-        if (r.sampling.seed) *r.sampling.seed += uint64_t(i);
-        r.max_tokens = request_.max_tokens;
-        r.stop = request_.stop;
+        if (constraint) r.constraint = constraint->clone();
         Choice c;
         if (request_.sampling.logprobs >= 0)
           c.logprobs = std::make_unique<CompletionLogprobs>(*context_.text.tokenizer);

@@ -66,6 +66,61 @@ std::optional<ApiError> too_long_by_bytes(const ServerContext& c, const char* pa
   return refusal_error(a, c.loop->limits());
 }
 
+std::optional<ApiError> prompt_ids(const ServerContext& c, const char* param,
+                                   const std::variant<std::string, std::vector<int32_t>>& prompt,
+                                   std::vector<int32_t>* ids) {
+  if (const auto* given = std::get_if<std::vector<int32_t>>(&prompt)) {
+    *ids = *given;
+    for (int32_t id : *ids)
+      if (id >= c.loop->limits().vocab)
+        return bad_field(param, fmt::format("{} holds token {}; the vocabulary has {} tokens", param, id,
+                                            c.loop->limits().vocab));
+    return std::nullopt;
+  }
+  const std::string& text = std::get<std::string>(prompt);
+  if (auto e = too_long_by_bytes(c, param, text.size())) return e;
+  auto encoded = c.text.tokenizer->encode(text, true);
+  if (!encoded.ok()) return bad_field(param, encoded.error().message());
+  *ids = std::move(encoded).value();
+  return std::nullopt;
+}
+
+std::optional<ApiError> make_format_constraint(const ServerContext& c, const CommonRequest& r,
+                                               std::unique_ptr<text::Constraint>* out) {
+  Result<std::unique_ptr<text::Constraint>> made = std::unique_ptr<text::Constraint>();
+  switch (r.format) {
+    case AnswerFormat::kText:
+      break;
+    case AnswerFormat::kJsonObject:
+      made = c.constraints->json_object();
+      break;
+    case AnswerFormat::kJsonSchema:
+      made = c.constraints->json_schema(dump_json(r.schema));
+      break;
+    case AnswerFormat::kLark:
+      made = c.constraints->lark(r.grammar);
+      break;
+    case AnswerFormat::kRegex:
+      made = c.constraints->regex(r.grammar);
+      break;
+  }
+  if (!made.ok()) return bad_field("response_format", made.error().message());
+  *out = std::move(made).value();
+  return std::nullopt;
+}
+
+runtime::Request request_of(const CommonRequest& c, int64_t i) {
+  runtime::Request r;
+  r.sampling = c.sampling;
+  // Choices of one seeded request differ from each other, and are the same each time.
+  if (r.sampling.seed) *r.sampling.seed += uint64_t(i);
+  r.max_tokens = c.max_tokens;
+  r.stop = c.stop;
+  r.stop_token_ids = c.stop_token_ids;
+  r.skip_special_tokens = c.skip_special_tokens;
+  return r;
+}
+
 ApiError unknown_model(const std::string& name) {
   return {
       404,
@@ -81,7 +136,7 @@ Job::Job(ServerContext& c, std::shared_ptr<Exchange> e, std::string endpoint)
 
 void Job::fail(const ApiError& e) {
   context_.count(endpoint_, e.status);
-  exchange_->respond(e.status, "application/json", error_json(e),
+  exchange_->respond(e.status, "application/json", error_body(e),
                      e.status == 429 ? Headers{{"Retry-After", "1"}} : Headers{});
 }
 
@@ -132,6 +187,8 @@ void Job::on_event(size_t choice, runtime::Event&& event) {
   const bool quiet = !failure_.empty();  // the answer was an error: events of cancelled choices are not shown
   if (const auto* p = std::get_if<runtime::PromptEvent>(&event)) {
     if (!quiet) on_prompt(choice, *p);
+  } else if (auto* v = std::get_if<runtime::EmbeddingEvent>(&event)) {
+    if (!quiet) on_embedding(choice, std::move(*v));
   } else if (const auto* t = std::get_if<runtime::TokenEvent>(&event)) {
     if (!quiet) on_token(choice, *t);
   } else {
@@ -152,7 +209,7 @@ void Job::on_event(size_t choice, runtime::Event&& event) {
       failure_ = e.message;
       cancel_all();
       if (stream_) {
-        exchange_->write("data: " + error_json(e) + "\n\ndata: [DONE]\n\n");
+        exchange_->write(stream_error(e));
         exchange_->end_stream();
       } else {
         fail(e);
@@ -163,13 +220,17 @@ void Job::on_event(size_t choice, runtime::Event&& event) {
     if (open_ > 0) return;
     on_all_finished();
     if (stream_) {
-      exchange_->write("data: [DONE]\n\n");
+      exchange_->write(stream_end());
       exchange_->end_stream();
     }
   }
 }
 
 void Job::send_event(const Json& j) { exchange_->write("data: " + dump_json(j) + "\n\n"); }
+
+void Job::send_named_event(const char* name, const Json& j) {
+  exchange_->write(fmt::format("event: {}\ndata: {}\n\n", name, dump_json(j)));
+}
 
 void Job::respond_whole(const Json& j) {
   context_.count(endpoint_, 200);

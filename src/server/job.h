@@ -29,10 +29,18 @@ class Job : public std::enable_shared_from_this<Job> {
   void fail(const ApiError& e);
   void send_event(const Json& j);  // one SSE event
 
+  void send_named_event(const char* name, const Json& j);
+
+  // What the dialect does in its own way.
+  virtual std::string error_body(const ApiError& e) const { return error_json(e); }
+  virtual std::string stream_error(const ApiError& e) { return "data: " + error_body(e) + "\n\ndata: [DONE]\n\n"; }
+  virtual std::string stream_end() { return "data: [DONE]\n\n"; }
+
   // Called in order per choice, all on the job's strand.
   virtual void on_start() {}  // before the first event of a stream
   virtual void on_prompt(size_t choice, const runtime::PromptEvent& e) {}
-  virtual void on_token(size_t choice, const runtime::TokenEvent& e) = 0;
+  virtual void on_embedding(size_t choice, runtime::EmbeddingEvent&& e) {}
+  virtual void on_token(size_t choice, const runtime::TokenEvent& e) {}
   virtual void on_finish(size_t choice, const runtime::FinishEvent& e) = 0;
   virtual void on_all_finished() = 0;  // streams: the last events before [DONE]; else: respond_whole()
   void respond_whole(const Json& j);
@@ -66,10 +74,29 @@ std::optional<ApiError> too_long_by_bytes(const ServerContext& c, const char* pa
 
 ApiError unknown_model(const std::string& name);
 
+// A prompt given as text or as ids.
+std::optional<ApiError> prompt_ids(const ServerContext& c, const char* param,
+                                   const std::variant<std::string, std::vector<int32_t>>& prompt,
+                                   std::vector<int32_t>* ids);
+
+// The grammar that the answer must follow, or nothing.
+std::optional<ApiError> make_format_constraint(const ServerContext& c, const CommonRequest& r,
+                                               std::unique_ptr<text::Constraint>* out);
+// Request `i` of n, without its prompt.
+runtime::Request request_of(const CommonRequest& r, int64_t i);
+
 std::string new_id(const char* prefix);
 int64_t now_seconds();
 
+using Start = void (*)(ServerContext& c, std::shared_ptr<Exchange> e);
 void start_chat(ServerContext& c, std::shared_ptr<Exchange> e);
 void start_completion(ServerContext& c, std::shared_ptr<Exchange> e);
+void start_message(ServerContext& c, std::shared_ptr<Exchange> e);
+void start_count_tokens(ServerContext& c, std::shared_ptr<Exchange> e);
+void start_response(ServerContext& c, std::shared_ptr<Exchange> e);
+void start_embedding(ServerContext& c, std::shared_ptr<Exchange> e);
+void start_tokenize(ServerContext& c, std::shared_ptr<Exchange> e);
+void start_detokenize(ServerContext& c, std::shared_ptr<Exchange> e);
+void start_apply_template(ServerContext& c, std::shared_ptr<Exchange> e);
 
 }  // namespace mi::server

@@ -6,9 +6,15 @@
 #include <algorithm>
 #include <boost/asio/post.hpp>
 #include <chrono>
+#include <iterator>
+#include <map>
 #include <sstream>
 
 #include "base/file.h"
+#include "base/version.h"
+#include "server/anthropic/request.h"
+#include "server/api/openapi.h"
+#include "server/api/tables.h"
 #include "server/context.h"
 #include "server/job.h"
 #include "server/metrics.h"
@@ -20,29 +26,25 @@ constexpr const char* kJson = "application/json";
 // A body of 20 MB can be 1 GB of small JSON values, which the C library would keep after they are freed.
 constexpr size_t kLargeBody = size_t(1) << 20;
 constexpr const char* kModels = "/v1/models";
+// A step takes seconds at most; a loop that has work and ends none for so long is stuck.
+constexpr double kStuckSeconds = 120;
 
-struct Route {
-  const char* path;
-  std::vector<const char*> methods;
-  bool open = false;  // needs no key
-};
-const std::vector<Route>& routes() {
-  static const std::vector<Route> r = {{"/health", {"GET", "HEAD"}, true},
-                                       {"/metrics", {"GET"}},
-                                       {kModels, {"GET", "HEAD"}},
-                                       {"/v1/chat/completions", {"POST"}},
-                                       {"/v1/completions", {"POST"}}};
-  return r;
+// What each POST route does, on a worker.
+const std::map<std::string_view, Start>& starts() {
+  static const std::map<std::string_view, Start> m = {{"/v1/chat/completions", start_chat},
+                                                      {"/v1/completions", start_completion},
+                                                      {"/v1/responses", start_response},
+                                                      {"/v1/messages", start_message},
+                                                      {"/v1/messages/count_tokens", start_count_tokens},
+                                                      {"/v1/embeddings", start_embedding},
+                                                      {"/tokenize", start_tokenize},
+                                                      {"/detokenize", start_detokenize},
+                                                      {"/apply-template", start_apply_template}};
+  return m;
 }
-// "/v1/models/NAME" stands for the listing's route.
-const Route* find_route(const std::string& path) {
-  for (const Route& r : routes())
-    if (path == r.path) return &r;
-  static const Route one_model{"/v1/models/{id}", {"GET", "HEAD"}};
-  const std::string prefix = std::string(kModels) + "/";
-  return path.rfind(prefix, 0) == 0 && path.size() > prefix.size() && path.find('/', prefix.size()) == std::string::npos
-             ? &one_model
-             : nullptr;
+std::vector<std::string> methods_of(const RouteSpec& r) {
+  std::istringstream words(r.methods);
+  return {std::istream_iterator<std::string>(words), {}};
 }
 
 ApiError plain_error(int status, std::string message, std::optional<std::string> code = {}) {
@@ -66,10 +68,20 @@ class Api : public ApiServer {
     if (const text::Tokenizer* t = context_.text.tokenizer.get()) {
       MI_TRY(context_.constraints,
              text::ConstraintFactory::make(context_.text.tokenizer, options_.eos_ids, options_.vocab));
-      context_.marks = call_marks(*t);
+      context_.format = detect_format(context_.text.chat_source, *t);
+      for (const std::string& mark : context_.format.tokens)
+        if (const int32_t id = t->id_of(mark); id >= 0 && t->is_special(id)) context_.shown_special.push_back(id);
       for (int64_t id = 0; id < t->vocab(); ++id)
         context_.longest_token = std::max(context_.longest_token, int64_t(t->token_bytes(int32_t(id)).size()));
     }
+    context_.model_facts = options_.model_facts;
+    context_.model_facts["tool_calls"] = context_.format.name;
+    context_.model_facts["reasoning"] = !context_.format.think.empty() || context_.format.name == "harmony";
+    context_.model_facts["chat_template"] = context_.text.chat != nullptr;
+    context_.model_facts["embedding_size"] = context_.loop->limits().hidden;
+    openapi_ = dump_json(openapi(version(), !options_.api_keys.empty()));
+    for (const RouteSpec& r : routes())
+      MI_CHECK((r.body != nullptr) == (starts().count(r.path) == 1), "route {} has a body and no handler, or no body", r.path);
     HttpHandlers h;
     h.early = [this](const HttpRequest& r) { return early(r); };
     h.handle = [this](std::shared_ptr<Exchange> e) { handle(std::move(e)); };
@@ -94,9 +106,11 @@ class Api : public ApiServer {
   }
 
  private:
-  EarlyAnswer refuse(int status, const std::string& message, Headers headers = {},
-                     std::optional<std::string> code = {}) {
-    return {status, error_json(plain_error(status, message, std::move(code))), std::move(headers)};
+  static EarlyAnswer refuse(const RouteSpec* route, int status, const std::string& message, Headers headers = {},
+                            std::optional<std::string> code = {}) {
+    const ApiError e = plain_error(status, message, std::move(code));
+    const bool anthropic = route && route->dialect == Dialect::kAnthropic;
+    return {status, anthropic ? anthropic_error_json(e) : error_json(e), std::move(headers)};
   }
 
   // Equal time whatever the difference; every key is looked at.
@@ -108,7 +122,7 @@ class Api : public ApiServer {
   }
 
   EarlyAnswer early(const HttpRequest& r) {
-    const Route* route = find_route(r.path);
+    const RouteSpec* route = find_route(r.path);
     if (!options_.api_keys.empty() && !(route && route->open)) {
       bool ok = false;
       if (r.authorization.size() == 1) {
@@ -119,19 +133,19 @@ class Api : public ApiServer {
         ok = scheme == "bearer " && key_is_known(a.substr(7));
       }
       if (!ok)
-        return refuse(401, "a valid API key is needed: Authorization: Bearer KEY", {{"WWW-Authenticate", "Bearer"}},
+        return refuse(route, 401, "a valid API key is needed: Authorization: Bearer KEY", {{"WWW-Authenticate", "Bearer"}},
                       "invalid_api_key");
     }
     if (!route)
-      return refuse(
-          404, "there is nothing at this path; the API is at /v1/models, /v1/chat/completions and /v1/completions");
-    if (std::find(route->methods.begin(), route->methods.end(), r.method) == route->methods.end()) {
+      return refuse(route, 404, "there is nothing at this path; /openapi.json describes the API");
+    const std::vector<std::string> methods = methods_of(*route);
+    if (std::find(methods.begin(), methods.end(), r.method) == methods.end()) {
       std::string allow;
-      for (const char* m : route->methods) allow += (allow.empty() ? "" : ", ") + std::string(m);
-      return refuse(405, fmt::format("this path answers {}", allow), {{"Allow", allow}});
+      for (const std::string& m : methods) allow += (allow.empty() ? "" : ", ") + m;
+      return refuse(route, 405, fmt::format("this path answers {}", allow), {{"Allow", allow}});
     }
     if (context_.draining && r.method == "POST")
-      return refuse(503, "the server is shutting down", {{"Retry-After", "5"}}, "server_draining");
+      return refuse(route, 503, "the server is shutting down", {{"Retry-After", "5"}}, "server_draining");
     return {};
   }
 
@@ -140,13 +154,30 @@ class Api : public ApiServer {
             {"object", "model"},
             {"created", context_.created},
             {"owned_by", "metainfer"},
-            {"max_model_len", options_.max_seq_len}};
+            {"max_model_len", options_.max_seq_len},
+            {"details", context_.model_facts}};
+  }
+
+  void answer_ready(Exchange& e) const {
+    const runtime::Stats s = context_.loop->stats();
+    const int64_t places = options_.max_in_flight;
+    const char* status = context_.draining || s.draining                       ? "draining"
+                         : s.seconds_since_progress > kStuckSeconds            ? "stuck"
+                         : places > 0 && s.running + s.waiting >= places       ? "full"
+                                                                               : "ready";
+    e.respond(status == std::string_view("ready") ? 200 : 503, kJson, dump_json(Json{{"status", status}}));
   }
 
   void handle(std::shared_ptr<Exchange> e) {
     const std::string& path = e->request().path;
     if (path == "/health") {
       e->respond(200, kJson, R"({"status":"ok"})");
+    } else if (path == "/ready") {
+      answer_ready(*e);
+    } else if (path == "/version") {
+      e->respond(200, kJson, dump_json(Json{{"version", version()}, {"name", "metainfer"}}));
+    } else if (path == "/openapi.json") {
+      e->respond(200, kJson, openapi_);
     } else if (path == "/metrics") {
       e->respond(200, "text/plain; version=0.0.4; charset=utf-8", metrics_text(context_));
     } else if (path == kModels) {
@@ -163,9 +194,9 @@ class Api : public ApiServer {
                        404, fmt::format("the model '{}' does not exist here", clean_utf8(name.substr(0, 200))),
                        "model_not_found")));
     } else {
-      boost::asio::post(workers_, [this, e, chat = path == "/v1/chat/completions"] {
+      boost::asio::post(workers_, [this, e, start = starts().at(path)] {
         const bool large = e->request().body.size() > kLargeBody;
-        chat ? start_chat(context_, e) : start_completion(context_, e);
+        start(context_, e);
         if (large) malloc_trim(0);
       });
     }
@@ -174,6 +205,7 @@ class Api : public ApiServer {
   ServeOptions options_;
   boost::asio::thread_pool workers_;
   ServerContext context_;
+  std::string openapi_;
   std::unique_ptr<HttpServer> http_;
   bool stopped_ = false;
 };

@@ -1,10 +1,11 @@
 #pragma once
-// The OpenAI-compatible server over a step loop. Routes, keys, graceful end.
+// The server over a step loop, in the dialects of OpenAI and Anthropic. Routes, keys, graceful end.
 
 #include <memory>
 #include <string>
 #include <vector>
 
+#include "base/json.h"
 #include "base/result.h"
 #include "runtime/loop.h"
 #include "server/http/http_server.h"
@@ -19,7 +20,9 @@ struct ServeOptions {
   std::vector<std::string> api_keys;     // empty: no key needed
   int64_t vocab = 0;                     // of the logits
   std::vector<int64_t> eos_ids;
-  int64_t max_seq_len = 0;  // what /v1/models tells
+  int64_t max_seq_len = 0;    // what /v1/models tells
+  int64_t max_in_flight = 0;  // requests that run or wait before more are refused; 0: no limit. For /ready
+  Json model_facts = Json::object();  // further facts for /v1/models
   int worker_threads = 2;   // templates, tokenizing, rendering
   HttpLimits http;
 };

@@ -34,6 +34,7 @@ Result<ModelText> load_model_text(const std::filesystem::path& dir) {
     TemplateVars vars{token_text(config, "bos_token"), token_text(config, "eos_token"), token_text(config, "pad_token"),
                       token_text(config, "unk_token")};
     MI_TRY(std::string source, read_file(p, size_t(4) << 20));
+    t.chat_source = source;
     auto compiled = ChatTemplate::compile(std::move(source), std::move(vars));
     if (!compiled.ok()) return compiled.error().with_context(p.string());
     t.chat = std::move(compiled).value();

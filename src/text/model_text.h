@@ -15,6 +15,7 @@ namespace mi::text {
 struct ModelText {
   std::shared_ptr<const Tokenizer> tokenizer;   // null: the model was exported without tokenizer.json
   std::shared_ptr<const ChatTemplate> chat;     // null: no chat template
+  std::string chat_source;                      // its source
   Json generation;                              // generation_config.json, an empty object if absent
 };
 

@@ -1,60 +1,89 @@
 #pragma once
-// Typed reading of a request object. null counts as absent. The first fault is kept and names the field; at the end
-// unknown fields are refused by name.
+// Typed reading of a request object through its table. null counts as absent. The first fault is kept and names the
+// field; at the end unknown fields are refused by name. A field that the table lacks cannot be read, and one that the
+// table says is used must be: either is a bug (MI_CHECK), so tables stay true.
 
 #include <cmath>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include "base/check.h"
 #include "base/json.h"
+#include "server/api/field_table.h"
 #include "server/openai/error.h"
 
 namespace mi::server {
 
 class Fields {
  public:
-  explicit Fields(const Json& object) : object_(object) {}
+  Fields(const Json& object, const FieldTable& table) : object_(object), table_(table), read_(table.size()) {
+    for (const FieldSpec& f : table) {
+      const Json* j = value(f.name);
+      if (!j && f.use == FieldUse::kRequired) fault(bad_field(f.name, fmt::format("{} is missing", f.name)));
+      if (j && f.use == FieldUse::kRefused)
+        fault(bad_field(f.name, fmt::format("{} is not supported: {}", f.name, f.about)));
+    }
+  }
 
   // The raw value, nullptr when absent or null.
   const Json* get(const char* name) {
-    known_.emplace_back(name);
-    const auto it = object_.find(name);
-    return it == object_.end() || it->is_null() ? nullptr : &*it;
+    spec(name);
+    return value(name);
   }
-  void accept(std::initializer_list<const char*> names) { known_.insert(known_.end(), names.begin(), names.end()); }
-
   std::optional<std::string> text(const char* name) {
-    const Json* j = get(name);
+    const FieldSpec& f = spec(name, FieldType::kText);
+    const Json* j = value(name);
     if (!j) return std::nullopt;
-    if (!j->is_string()) return wrong<std::string>(name, "a string", *j);
+    if (!j->is_string()) return wrong<std::string>(f, "a string", *j);
     return j->get<std::string>();
   }
   std::optional<bool> boolean(const char* name) {
-    const Json* j = get(name);
+    const FieldSpec& f = spec(name, FieldType::kBoolean);
+    const Json* j = value(name);
     if (!j) return std::nullopt;
-    if (!j->is_boolean()) return wrong<bool>(name, "true or false", *j);
+    if (!j->is_boolean()) return wrong<bool>(f, "true or false", *j);
     return j->get<bool>();
   }
-  std::optional<double> number(const char* name, double low, double high) {
-    const Json* j = get(name);
+  std::optional<double> number(const char* name) {
+    const FieldSpec& f = spec(name, FieldType::kNumber);
+    const Json* j = value(name);
     if (!j) return std::nullopt;
-    if (!j->is_number()) return wrong<double>(name, "a number", *j);
+    if (!j->is_number()) return wrong<double>(f, "a number", *j);
     const double v = j->get<double>();
-    if (!(v >= low && v <= high))
-      return out_of_range<double>(name, fmt::format("{} is {}; it must be between {} and {}", name, v, low, high));
-    return v;
+    if (v >= f.low && v <= f.high) return v;
+    fault(bad_field(name, fmt::format("{} is {}; it must be between {} and {}", name, v, f.low, f.high)));
+    return std::nullopt;
   }
-  std::optional<int64_t> integer(const char* name, int64_t low, int64_t high) {
-    const Json* j = get(name);
+  std::optional<int64_t> integer(const char* name) {
+    const FieldSpec& f = spec(name, FieldType::kInteger);
+    const Json* j = value(name);
     if (!j) return std::nullopt;
-    if (!j->is_number_integer()) return wrong<int64_t>(name, "an integer", *j);
+    if (!j->is_number_integer()) return wrong<int64_t>(f, "an integer", *j);
+    const int64_t low = int64_t(f.low), high = f.high >= kNoHigh ? INT64_MAX : int64_t(f.high);
     const bool huge = j->is_number_unsigned() && j->get<uint64_t>() > uint64_t(INT64_MAX);
     const int64_t v = huge ? INT64_MAX : j->get<int64_t>();
-    if (huge || v < low || v > high)
-      return out_of_range<int64_t>(
-          name, fmt::format("{} is {}; it must be between {} and {}", name, dump_json(*j), low, high));
-    return v;
+    if (!huge && v >= low && v <= high) return v;
+    fault(bad_field(name, fmt::format("{} is {}; it must be between {} and {}", name, dump_json(*j), low, high)));
+    return std::nullopt;
+  }
+  // The members of an object, to be read through the table that `name` refers to; faults name "name.member".
+  template <typename Read>
+  void object(const char* name, Read read) {
+    const FieldSpec& f = spec(name, FieldType::kObject);
+    const Json* j = value(name);
+    if (!j) return;
+    if (!j->is_object()) {
+      wrong<bool>(f, "an object", *j);
+      return;
+    }
+    Fields inner(*j, f.members());
+    read(inner);
+    if (auto e = inner.finish()) {
+      e->message = std::string(name) + ": " + e->message;
+      e->param = name;
+      fault(std::move(*e));
+    }
   }
 
   void fault(ApiError e) {
@@ -63,12 +92,19 @@ class Fields {
   bool ok() const { return !error_; }
   // The first fault, or the first unknown field.
   std::optional<ApiError> finish() {
+    for (size_t i = 0; i < table_.size(); ++i)
+      MI_CHECK(error_ || read_[i] || (table_[i].use != FieldUse::kUsed && table_[i].use != FieldUse::kRequired),
+               "field {} is in its table, but nothing reads it", table_[i].name);
     for (const auto& [key, value] : object_.items()) {
       if (error_) break;
       bool found = false;
-      for (const std::string& k : known_) found = found || k == key;
+      std::vector<std::string> known;
+      for (const FieldSpec& f : table_) {
+        found = found || key == f.name;
+        known.emplace_back(f.name);
+      }
       if (found) continue;
-      const std::string near = nearest_name(key, known_);
+      const std::string near = nearest_name(key, known);
       fault(bad_field(key, fmt::format("unknown field '{}'{}", key.substr(0, 100),
                                        near.empty() ? "" : fmt::format(" (did you mean '{}'?)", near))));
     }
@@ -76,18 +112,30 @@ class Fields {
   }
 
  private:
-  template <typename T>
-  std::optional<T> wrong(const char* name, const char* expected, const Json& found) {
-    fault(bad_field(name, fmt::format("{} must be {}, not {}", name, expected, found.type_name())));
-    return std::nullopt;
+  const Json* value(const char* name) const {
+    const auto it = object_.find(name);
+    return it == object_.end() || it->is_null() ? nullptr : &*it;
+  }
+  const FieldSpec& spec(const char* name, std::optional<FieldType> type = {}) {
+    for (size_t i = 0; i < table_.size(); ++i) {
+      const FieldSpec& f = table_[i];
+      if (std::string_view(f.name) != name) continue;
+      MI_CHECK((f.use == FieldUse::kUsed || f.use == FieldUse::kRequired) && (!type || f.type == *type),
+               "field {} is read otherwise than its table says", name);
+      read_[i] = true;
+      return f;
+    }
+    MI_CHECK(false, "field {} is read, but its table lacks it", name);
+    return table_[0];
   }
   template <typename T>
-  std::optional<T> out_of_range(const char* name, std::string message) {
-    fault(bad_field(name, std::move(message)));
+  std::optional<T> wrong(const FieldSpec& f, const char* expected, const Json& found) {
+    fault(bad_field(f.name, fmt::format("{} must be {}, not {}", f.name, expected, found.type_name())));
     return std::nullopt;
   }
   const Json& object_;
-  std::vector<std::string> known_;
+  const FieldTable& table_;
+  std::vector<bool> read_;
   std::optional<ApiError> error_;
 };
 

@@ -61,44 +61,83 @@ void read_seed(Fields& f, CommonRequest* out) {
   out->sampling.seed = j->is_number_unsigned() ? j->get<uint64_t>() : uint64_t(j->get<int64_t>());
 }
 
+std::optional<std::vector<int32_t>> token_ids(const Json& list) {
+  std::vector<int32_t> ids;
+  for (const Json& id : list) {
+    if (!id.is_number_integer()) return std::nullopt;
+    const bool huge = id.is_number_unsigned() && id.get<uint64_t>() > uint64_t(INT32_MAX);
+    const int64_t v = huge ? -1 : id.get<int64_t>();
+    if (v < 0 || v > INT32_MAX) return std::nullopt;
+    ids.push_back(int32_t(v));
+  }
+  return ids;
+}
+
+void read_format(Fields& f, CommonRequest* out) {
+  const Json* j = f.get("response_format");
+  if (!j) return;
+  const auto bad = [&](const std::string& message) { f.fault(bad_field("response_format", message)); };
+  if (!j->is_object() || !j->contains("type") || !(*j)["type"].is_string())
+    return bad("response_format must be an object with a type");
+  const std::string type = (*j)["type"].get<std::string>();
+  if (type == "text") return;
+  if (type == "json_object") {
+    out->format = AnswerFormat::kJsonObject;
+    return;
+  }
+  for (const auto& [name, format] : {std::pair{"grammar", AnswerFormat::kLark}, std::pair{"regex", AnswerFormat::kRegex}}) {
+    if (type != name) continue;
+    if (!j->contains(name) || !(*j)[name].is_string())
+      return bad(fmt::format("response_format.{} must be a string", name));
+    out->format = format;
+    out->grammar = (*j)[name].get<std::string>();
+    return;
+  }
+  if (type != "json_schema")
+    return bad("response_format.type must be text, json_object, json_schema, grammar or regex");
+  if (!j->contains("json_schema") || !(*j)["json_schema"].is_object())
+    return bad("response_format.json_schema is missing");
+  const Json& s = (*j)["json_schema"];
+  if (!s.contains("schema") || !s["schema"].is_object())
+    return bad("response_format.json_schema.schema must be an object");
+  out->format = AnswerFormat::kJsonSchema;
+  out->schema = s["schema"];
+}
+
 // Fields that both endpoints have.
 void read_common(Fields& f, const SamplingDefaults& d, CommonRequest* out) {
-  const auto model = f.text("model");
-  if (f.ok() && !model) f.fault(bad_field("model", "model is missing"));
-  out->model = model.value_or("");
+  out->model = f.text("model").value_or("");
   runtime::SamplingParams& s = out->sampling;
-  s.temperature = f.number("temperature", 0, 1e6).value_or(d.temperature);
-  s.top_p = f.number("top_p", 0, 1).value_or(d.top_p);
-  s.min_p = f.number("min_p", 0, 1).value_or(d.min_p);
-  s.top_k = f.integer("top_k", -1, INT64_MAX).value_or(d.top_k);
-  s.presence_penalty = f.number("presence_penalty", -2, 2).value_or(0);
-  s.frequency_penalty = f.number("frequency_penalty", -2, 2).value_or(0);
-  s.repetition_penalty = f.number("repetition_penalty", 1e-6, 1e6).value_or(d.repetition_penalty);
-  s.min_tokens = f.integer("min_tokens", 0, INT32_MAX).value_or(0);
+  s.temperature = f.number("temperature").value_or(d.temperature);
+  s.top_p = f.number("top_p").value_or(d.top_p);
+  s.min_p = f.number("min_p").value_or(d.min_p);
+  s.top_k = f.integer("top_k").value_or(d.top_k);
+  s.presence_penalty = f.number("presence_penalty").value_or(0);
+  s.frequency_penalty = f.number("frequency_penalty").value_or(0);
+  s.repetition_penalty = f.number("repetition_penalty").value_or(d.repetition_penalty);
+  s.min_tokens = f.integer("min_tokens").value_or(0);
   s.ignore_eos = f.boolean("ignore_eos").value_or(false);
-  out->n = f.integer("n", 1, kMaxChoices).value_or(1);
+  out->skip_special_tokens = f.boolean("skip_special_tokens").value_or(true);
+  out->n = f.integer("n").value_or(1);
   out->stream = f.boolean("stream").value_or(false);
+  if (const Json* j = f.get("stop_token_ids")) {
+    const auto ids = j->is_array() ? token_ids(*j) : std::nullopt;
+    if (ids)
+      out->stop_token_ids = *ids;
+    else
+      f.fault(bad_field("stop_token_ids", "stop_token_ids must be a list of token ids"));
+  }
   read_seed(f, out);
   read_stop(f, out);
   read_logit_bias(f, out);
-  if (const Json* j = f.get("stream_options")) {
-    if (!j->is_object()) {
-      f.fault(bad_field("stream_options", "stream_options must be an object"));
-    } else {
-      Fields o(*j);
-      out->include_usage = o.boolean("include_usage").value_or(false);
-      o.accept({"include_obfuscation", "continuous_usage_stats"});
-      if (auto e = o.finish()) {
-        e->param = "stream_options";
-        f.fault(*e);
-      } else if (!out->stream) {
-        f.fault(bad_field("stream_options", "stream_options is only allowed with stream: true"));
-      }
-    }
-  }
-  // Bookkeeping of the caller: no effect on the answer.
-  f.accept({"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key",
-            "prompt_cache_retention", "priority"});
+  read_format(f, out);
+  bool options = false;
+  f.object("stream_options", [&](Fields& o) {
+    options = true;
+    out->include_usage = o.boolean("include_usage").value_or(false);
+  });
+  if (options && !out->stream)
+    f.fault(bad_field("stream_options", "stream_options is only allowed with stream: true"));
 }
 
 // A message's content: a string, or text parts joined by line ends. null only where allowed.
@@ -169,13 +208,19 @@ std::optional<ApiError> read_tool_calls(const Json& calls, const std::string& wh
 std::optional<ApiError> read_message(const Json& m, size_t index, Json* out) {
   const std::string where = fmt::format("messages[{}]", index);
   if (!m.is_object()) return bad_field(where, where + " must be an object");
-  Fields f(m);
-  const auto role = f.text("role");
+  Fields f(m, message_fields());
+  const Json* role_value = f.get("role");
+  std::optional<std::string> role;
+  if (role_value && role_value->is_string())
+    role = role_value->get<std::string>();
+  else if (role_value)
+    f.fault(bad_field("role", "role must be a string"));
   f.get("content");
   const auto name = f.text("name");
   const auto call_id = f.text("tool_call_id");
+  auto reasoning = f.text("reasoning_content");
+  if (const auto other = f.text("reasoning"); other && !reasoning) reasoning = other;
   const Json* calls = f.get("tool_calls");
-  f.accept({"refusal", "audio", "function_call", "annotations", "reasoning_content", "reasoning"});
   if (auto e = f.finish()) {
     e->param = where;
     e->message = where + ": " + e->message;
@@ -193,6 +238,7 @@ std::optional<ApiError> read_message(const Json& m, size_t index, Json* out) {
   (*out)["content"] = std::move(content);
   if (name) (*out)["name"] = *name;
   if (call_id) (*out)["tool_call_id"] = *call_id;
+  if (reasoning && !reasoning->empty()) (*out)["reasoning_content"] = *reasoning;
   if (calls) {
     if (*role != "assistant") return bad_field(where, where + ": only assistant messages may carry tool_calls");
     Json parsed;
@@ -205,20 +251,11 @@ std::optional<ApiError> read_message(const Json& m, size_t index, Json* out) {
 }
 
 void read_messages(Fields& f, ChatRequest* out) {
-  const Json* j = f.get("messages");
-  if (!j) return f.fault(bad_field("messages", "messages is missing"));
-  if (!j->is_array()) return f.fault(bad_field("messages", "messages must be a list"));
-  if (j->empty()) return f.fault(bad_field("messages", "messages is empty"));
-  out->messages = Json::array();
-  for (size_t i = 0; i < j->size(); ++i) {
-    Json m;
-    if (auto e = read_message((*j)[i], i, &m)) return f.fault(*e);
-    out->messages.push_back(std::move(m));
-  }
+  if (const Json* j = f.get("messages"))
+    if (auto e = set_messages(*j, out)) f.fault(std::move(*e));
 }
 
-std::optional<ApiError> read_tool(const Json& t, size_t index, Tool* out) {
-  const std::string where = fmt::format("tools[{}]", index);
+std::optional<ApiError> read_tool(const Json& t, const std::string& where, Tool* out) {
   if (!t.is_object() || !t.contains("type") || !t["type"].is_string())
     return bad_field("tools", where + " must be an object with a type");
   if (t["type"].get<std::string>() != "function")
@@ -241,19 +278,8 @@ void read_tools(Fields& f, ChatRequest* out) {
   const Json* tools = f.get("tools");
   const Json* choice = f.get("tool_choice");
   out->parallel_tool_calls = f.boolean("parallel_tool_calls").value_or(true);
-  if (tools) {
-    if (!tools->is_array()) return f.fault(bad_field("tools", "tools must be a list"));
-    if (tools->size() > kMaxTools)
-      return f.fault(
-          bad_field("tools", fmt::format("tools has {} entries; {} are the most", tools->size(), kMaxTools)));
-    for (size_t i = 0; i < tools->size(); ++i) {
-      Tool t;
-      if (auto e = read_tool((*tools)[i], i, &t)) return f.fault(*e);
-      for (const Tool& other : out->tools)
-        if (other.name == t.name) return f.fault(bad_field("tools", fmt::format("two tools are named '{}'", t.name)));
-      out->tools.push_back(std::move(t));
-    }
-  }
+  if (tools)
+    if (auto e = set_tools(*tools, "tools", out)) return f.fault(std::move(*e));
   out->tool_choice = out->tools.empty() ? ToolChoice::kNone : ToolChoice::kAuto;
   if (choice) {
     if (choice->is_string()) {
@@ -279,74 +305,55 @@ void read_tools(Fields& f, ChatRequest* out) {
     if (out->tool_choice == ToolChoice::kRequired && out->tools.empty())
       return f.fault(bad_field("tool_choice", "tool_choice is required, but there are no tools"));
   }
-  // "none": the model is not told of tools that it must not call.
-  if (out->tool_choice != ToolChoice::kNone) out->tools_json = *tools;
 }
 
-void read_format(Fields& f, ChatRequest* out) {
-  const Json* j = f.get("response_format");
+// What the chat template gets beside messages and tools.
+void read_template_input(Fields& f, ChatRequest* out) {
+  if (const Json* k = f.get("chat_template_kwargs")) {
+    if (!k->is_object())
+      f.fault(bad_field("chat_template_kwargs", "chat_template_kwargs must be an object"));
+    else
+      out->template_kwargs = *k;
+  }
+  if (const Json* j = f.get("reasoning_effort")) {
+    if (auto e = set_effort(*j, "reasoning_effort", out)) f.fault(std::move(*e));
+  }
+}
+
+using Prompts = std::vector<std::variant<std::string, std::vector<int32_t>>>;
+
+void read_prompts(Fields& f, const char* name, Prompts* out) {
+  const Json* j = f.get(name);
   if (!j) return;
-  const auto bad = [&](const std::string& message) { f.fault(bad_field("response_format", message)); };
-  if (!j->is_object() || !j->contains("type") || !(*j)["type"].is_string())
-    return bad("response_format must be an object with a type");
-  const std::string type = (*j)["type"].get<std::string>();
-  if (type == "text") return;
-  if (type == "json_object") {
-    out->format = AnswerFormat::kJsonObject;
-    return;
-  }
-  if (type != "json_schema") return bad("response_format.type must be text, json_object or json_schema");
-  if (!j->contains("json_schema") || !(*j)["json_schema"].is_object())
-    return bad("response_format.json_schema is missing");
-  const Json& s = (*j)["json_schema"];
-  if (!s.contains("schema") || !s["schema"].is_object())
-    return bad("response_format.json_schema.schema must be an object");
-  out->format = AnswerFormat::kJsonSchema;
-  out->schema = s["schema"];
-}
-
-std::optional<std::vector<int32_t>> token_ids(const Json& list) {
-  std::vector<int32_t> ids;
-  for (const Json& id : list) {
-    if (!id.is_number_integer()) return std::nullopt;
-    const bool huge = id.is_number_unsigned() && id.get<uint64_t>() > uint64_t(INT32_MAX);
-    const int64_t v = huge ? -1 : id.get<int64_t>();
-    if (v < 0 || v > INT32_MAX) return std::nullopt;
-    ids.push_back(int32_t(v));
-  }
-  return ids;
-}
-
-void read_prompt(Fields& f, CompletionRequest* out) {
-  const Json* j = f.get("prompt");
-  const auto bad = [&](const std::string& message) { f.fault(bad_field("prompt", message)); };
-  if (!j) return bad("prompt is missing");
+  const auto bad = [&](const std::string& message) { f.fault(bad_field(name, message)); };
+  const std::string forms =
+      fmt::format("{} must be a string, a list of strings, a list of token ids, or a list of such lists", name);
+  const auto add_ids = [&](const Json& list) {
+    if (auto ids = token_ids(list)) return out->emplace_back(std::move(*ids)), true;
+    return bad(fmt::format("{} holds something that is no token id", name)), false;
+  };
   if (j->is_string()) {
-    out->prompts.emplace_back(j->get<std::string>());
+    out->emplace_back(j->get<std::string>());
   } else if (j->is_array() && !j->empty() && (*j)[0].is_number()) {
-    auto ids = token_ids(*j);
-    if (!ids) return bad("prompt holds something that is no token id");
-    out->prompts.emplace_back(std::move(*ids));
+    if (!add_ids(*j)) return;
   } else if (j->is_array()) {
-    if (j->empty()) return bad("prompt is empty");
+    if (j->empty()) return bad(fmt::format("{} is empty", name));
     if (j->size() > kMaxPrompts)
-      return bad(fmt::format("prompt has {} entries; {} are the most", j->size(), kMaxPrompts));
+      return bad(fmt::format("{} has {} entries; {} are the most", name, j->size(), kMaxPrompts));
     for (const Json& p : *j) {
-      if (p.is_string()) {
-        out->prompts.emplace_back(p.get<std::string>());
-      } else if (p.is_array()) {
-        auto ids = token_ids(p);
-        if (!ids) return bad("prompt holds something that is no token id");
-        out->prompts.emplace_back(std::move(*ids));
-      } else {
-        return bad("prompt must be a string, a list of strings, a list of token ids, or a list of such lists");
-      }
+      if (p.is_string())
+        out->emplace_back(p.get<std::string>());
+      else if (!p.is_array())
+        return bad(forms);
+      else if (!add_ids(p))
+        return;
     }
   } else {
-    return bad("prompt must be a string, a list of strings, a list of token ids, or a list of such lists");
+    return bad(forms);
   }
-  for (const auto& p : out->prompts)
-    if (std::visit([](const auto& v) { return v.empty(); }, p)) return bad("a prompt is empty");
+  for (const auto& p : *out)
+    if (std::visit([](const auto& v) { return v.empty(); }, p))
+      return bad(out->size() == 1 ? fmt::format("{} is empty", name) : fmt::format("an entry of {} is empty", name));
 }
 
 }  // namespace
@@ -380,50 +387,154 @@ std::variant<Json, ApiError> parse_body(const std::string& body) {
   return std::move(parsed).value();
 }
 
+std::optional<ApiError> set_messages(const Json& messages, ChatRequest* out) {
+  if (!messages.is_array()) return bad_field("messages", "messages must be a list");
+  if (messages.empty()) return bad_field("messages", "messages is empty");
+  out->messages = Json::array();
+  for (size_t i = 0; i < messages.size(); ++i) {
+    Json m;
+    if (auto e = read_message(messages[i], i, &m)) return e;
+    out->messages.push_back(std::move(m));
+  }
+  return std::nullopt;
+}
+
+std::optional<ApiError> set_tools(const Json& tools, const std::string& where, ChatRequest* out) {
+  if (!tools.is_array()) return bad_field("tools", "tools must be a list");
+  if (tools.size() > kMaxTools)
+    return bad_field("tools", fmt::format("tools has {} entries; {} are the most", tools.size(), kMaxTools));
+  for (size_t i = 0; i < tools.size(); ++i) {
+    Tool t;
+    if (auto e = read_tool(tools[i], fmt::format("{}[{}]", where, i), &t)) return e;
+    for (const Tool& other : out->tools)
+      if (other.name == t.name) return bad_field("tools", fmt::format("two tools are named '{}'", t.name));
+    out->tools.push_back(std::move(t));
+  }
+  out->tools_json = tools;
+  return std::nullopt;
+}
+
+std::optional<ApiError> set_effort(const Json& effort, const char* param, ChatRequest* out) {
+  const char* const known[] = {"none", "minimal", "low", "medium", "high", "xhigh", "max"};
+  if (std::find(std::begin(known), std::end(known), effort) == std::end(known))
+    return bad_field(param, fmt::format("{} must be none, minimal, low, medium, high, xhigh or max", param));
+  Json& variables = out->template_kwargs;
+  if (variables.is_null()) variables = Json::object();
+  if (!variables.contains("reasoning_effort")) variables["reasoning_effort"] = effort;
+  if (effort == "none" && !variables.contains("enable_thinking")) variables["enable_thinking"] = false;
+  return std::nullopt;
+}
+
+std::optional<ApiError> check_chat(ChatRequest* out) {
+  // "none": the model is not told of tools that it must not call.
+  if (out->tool_choice == ToolChoice::kNone) out->tools_json = nullptr;
+  if (out->format != AnswerFormat::kText &&
+      (out->tool_choice == ToolChoice::kRequired || out->tool_choice == ToolChoice::kNamed))
+    return bad_field("response_format", "response_format cannot be combined with a tool_choice that forces a call");
+  return std::nullopt;
+}
+
 std::optional<ApiError> parse_chat(const Json& body, const SamplingDefaults& d, ChatRequest* out) {
   if (auto e = object_expected(body)) return e;
-  Fields f(body);
+  Fields f(body, chat_fields());
   read_common(f, d, out);
   read_messages(f, out);
-  const auto max_tokens = f.integer("max_tokens", 1, INT64_MAX),
-             max_completion = f.integer("max_completion_tokens", 1, INT64_MAX);
+  const auto max_tokens = f.integer("max_tokens"), max_completion = f.integer("max_completion_tokens");
   if (max_completion)
     out->max_tokens = *max_completion;
   else if (max_tokens)
     out->max_tokens = *max_tokens;
   const auto logprobs = f.boolean("logprobs");
-  const auto top = f.integer("top_logprobs", 0, runtime::kMaxLogprobs);
+  const auto top = f.integer("top_logprobs");
   if (top && !logprobs.value_or(false)) f.fault(bad_field("top_logprobs", "top_logprobs needs logprobs: true"));
   if (logprobs.value_or(false)) out->sampling.logprobs = int(top.value_or(0));
   read_tools(f, out);
-  read_format(f, out);
-  if (const Json* k = f.get("chat_template_kwargs")) {
-    if (!k->is_object())
-      f.fault(bad_field("chat_template_kwargs", "chat_template_kwargs must be an object"));
-    else
-      out->template_kwargs = *k;
-  }
-  // Hints that this server has no use for, and fields of other endpoints that generic clients send along.
-  f.accept({"reasoning_effort", "prompt", "input", "content", "tokens"});
-  if (f.ok() && out->format != AnswerFormat::kText &&
-      (out->tool_choice == ToolChoice::kRequired || out->tool_choice == ToolChoice::kNamed))
-    f.fault(bad_field("response_format", "response_format cannot be combined with a tool_choice that forces a call"));
+  read_template_input(f, out);
+  if (const Json* m = f.get("modalities"); m && *m != Json::array({"text"}))
+    f.fault(bad_field("modalities", "modalities may only be [\"text\"]"));
+  if (f.ok())
+    if (auto e = check_chat(out)) f.fault(std::move(*e));
   return f.finish();
 }
 
 std::optional<ApiError> parse_completion(const Json& body, const SamplingDefaults& d, CompletionRequest* out) {
   if (auto e = object_expected(body)) return e;
-  Fields f(body);
+  Fields f(body, completion_fields());
   read_common(f, d, out);
-  read_prompt(f, out);
+  read_prompts(f, "prompt", &out->prompts);
   out->echo = f.boolean("echo").value_or(false);
-  out->max_tokens = f.integer("max_tokens", 0, INT64_MAX).value_or(16);
+  out->max_tokens = f.integer("max_tokens").value_or(16);
   if (out->max_tokens == 0 && !out->echo)
     f.fault(bad_field("max_tokens", "max_tokens 0 generates nothing; it is only useful with echo"));
-  if (const auto logprobs = f.integer("logprobs", 0, runtime::kMaxLogprobs)) out->sampling.logprobs = int(*logprobs);
-  if (f.get("suffix")) f.fault(bad_field("suffix", "suffix is not supported: this model cannot fill in the middle"));
-  const auto best_of = f.integer("best_of", 1, kMaxChoices);
+  if (const auto logprobs = f.integer("logprobs")) out->sampling.logprobs = int(*logprobs);
+  const auto best_of = f.integer("best_of");
   if (best_of && *best_of != out->n) f.fault(bad_field("best_of", "best_of is only supported when it equals n"));
+  return f.finish();
+}
+
+std::optional<ApiError> parse_embedding(const Json& body, EmbeddingRequest* out) {
+  if (auto e = object_expected(body)) return e;
+  Fields f(body, embedding_fields());
+  out->model = f.text("model").value_or("");
+  read_prompts(f, "input", &out->inputs);
+  if (const Json* j = f.get("encoding_format")) {
+    if (*j != "float" && *j != "base64") f.fault(bad_field("encoding_format", "encoding_format must be float or base64"));
+    out->base64 = *j == "base64";
+  }
+  if (const Json* j = f.get("pooling")) {
+    if (*j != "mean" && *j != "last") f.fault(bad_field("pooling", "pooling must be mean or last"));
+    out->pooling = *j == "last" ? runtime::Pooling::kLast : runtime::Pooling::kMean;
+  }
+  out->dimensions = f.integer("dimensions").value_or(-1);
+  return f.finish();
+}
+
+std::optional<ApiError> parse_tokenize(const Json& body, TokenizeRequest* out) {
+  if (auto e = object_expected(body)) return e;
+  Fields f(body, tokenize_fields());
+  out->chat.model = f.text("model").value_or("");
+  const auto prompt = f.text("prompt"), content = f.text("content");
+  out->messages = f.get("messages") != nullptr;
+  if (out->messages) read_messages(f, &out->chat);
+  if (f.ok() && !prompt && !content && !out->messages)
+    f.fault(bad_field("prompt", "prompt is missing; so are content and messages"));
+  if ((prompt || content) && out->messages) f.fault(bad_field("messages", "give either a text or messages"));
+  if (prompt && content && *prompt != *content) f.fault(bad_field("content", "prompt and content differ; give one"));
+  out->text = prompt ? *prompt : content.value_or("");
+  out->chat.add_generation_prompt = f.boolean("add_generation_prompt").value_or(true);
+  out->parse_special = f.boolean("parse_special").value_or(true);
+  out->pieces = f.boolean("with_pieces").value_or(false);
+  out->strings = f.boolean("return_token_strs").value_or(false);
+  if (const Json* tools = f.get("tools"))
+    if (auto e = set_tools(*tools, "tools", &out->chat)) f.fault(std::move(*e));
+  read_template_input(f, &out->chat);
+  return f.finish();
+}
+
+std::optional<ApiError> parse_detokenize(const Json& body, DetokenizeRequest* out) {
+  if (auto e = object_expected(body)) return e;
+  Fields f(body, detokenize_fields());
+  out->model = f.text("model").value_or("");
+  out->skip_special_tokens = f.boolean("skip_special_tokens").value_or(false);
+  if (const Json* j = f.get("tokens")) {
+    const auto ids = j->is_array() ? token_ids(*j) : std::nullopt;
+    if (ids)
+      out->tokens = *ids;
+    else
+      f.fault(bad_field("tokens", "tokens must be a list of token ids"));
+  }
+  return f.finish();
+}
+
+std::optional<ApiError> parse_apply_template(const Json& body, ChatRequest* out) {
+  if (auto e = object_expected(body)) return e;
+  Fields f(body, apply_template_fields());
+  out->model = f.text("model").value_or("");
+  read_messages(f, out);
+  out->add_generation_prompt = f.boolean("add_generation_prompt").value_or(true);
+  if (const Json* tools = f.get("tools"))
+    if (auto e = set_tools(*tools, "tools", out)) f.fault(std::move(*e));
+  read_template_input(f, out);
   return f.finish();
 }
 

@@ -1,8 +1,11 @@
-// libFuzzer: request bodies of both endpoints, what is derived of them, and the splitters of tool calls fed with the
-// same bytes in pieces.
+// libFuzzer: request bodies of every route, what is derived of them, and the splitters of answers fed with the same
+// bytes in pieces.
 #include "base/check.h"
+#include "base/utf8.h"
+#include "server/anthropic/request.h"
 #include "server/openai/request.h"
-#include "server/openai/tool_calls.h"
+#include "server/reply/reply.h"
+#include "server/responses/request.h"
 
 namespace {
 
@@ -30,6 +33,41 @@ void check_request(const mi::Json& body) {
   }
   CompletionRequest completion;
   if (!parse_completion(body, defaults, &completion)) MI_CHECK(!completion.prompts.empty());
+  ChatRequest message, counted, response, templated;
+  ResponseRequest told;
+  if (!parse_message(body, defaults, &message)) MI_CHECK(!message.messages.empty());
+  if (!parse_count_tokens(body, &counted)) MI_CHECK(!counted.messages.empty());
+  if (!parse_response(body, defaults, &response, &told)) MI_CHECK(!response.messages.empty());
+  if (!parse_apply_template(body, &templated)) MI_CHECK(!templated.messages.empty());
+  EmbeddingRequest embedding;
+  if (!parse_embedding(body, &embedding)) MI_CHECK(!embedding.inputs.empty());
+  TokenizeRequest tokenize;
+  parse_tokenize(body, &tokenize);
+  DetokenizeRequest detokenize;
+  parse_detokenize(body, &detokenize);
+}
+
+class NoTokens : public mi::text::Tokenizer {
+  int64_t vocab() const override { return 0; }
+  mi::Result<std::vector<int32_t>> encode(std::string_view, bool) const override { return std::vector<int32_t>(); }
+  mi::Result<std::vector<int32_t>> encode_mixed(std::string_view, std::span<const Range>) const override {
+    return std::vector<int32_t>();
+  }
+  mi::Result<std::string> decode(std::span<const int32_t>, bool) const override { return std::string(); }
+  std::string_view token_bytes(int32_t) const override { return {}; }
+  bool is_special(int32_t) const override { return false; }
+  int32_t id_of(std::string_view) const override { return -1; }
+};
+
+const std::vector<ReplyFormat>& formats() {
+  static const std::vector<ReplyFormat> all = [] {
+    std::vector<ReplyFormat> made;
+    for (const char* source : {"<|channel|><|message|>", "]<]minimax[>[", "<minimax:tool_call>", "｜DSML｜",
+                               "<｜tool▁call▁begin｜>", "<|tool_call_begin|>", "<arg_key>", "<function=<parameter="})
+      made.push_back(detect_format(source, NoTokens()));
+    return made;
+  }();
+  return all;
 }
 
 }  // namespace
@@ -38,10 +76,15 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const std::string text(reinterpret_cast<const char*>(data), size);
   auto parsed = parse_body(text);
   if (const auto* body = std::get_if<mi::Json>(&parsed)) check_request(*body);
-  for (auto make : {+[] {
-                      return split_marked({"<tool_call>", "</tool_call>"});
-                    },
-                    +[] { return split_list(); }, +[] { return split_bare("f"); }})
+  for (auto make : {+[] { return split_marked({"<tool_call>", "</tool_call>"}); }, +[] { return split_list(); },
+                    +[] { return split_bare("f"); }})
     MI_CHECK_EQ(split(*make(), text, 1), split(*make(), text, 7));
+  // A tokenizer gives whole characters; values become JSON strings, where a broken one would be replaced.
+  const std::string clean = mi::clean_utf8(text);
+  const std::vector<Tool> tools = {{"f", mi::Json{{"properties", {{"s", {{"type", "string"}}}}}}}};
+  for (const ReplyFormat& f : formats()) {
+    const auto make = [&] { return split_reasoning("<think>", "</think>", false, split_calls(f, tools)); };
+    MI_CHECK_EQ(split(*make(), clean, 1), split(*make(), clean, 7));
+  }
   return 0;
 }

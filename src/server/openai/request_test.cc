@@ -74,6 +74,23 @@ TEST(ChatParse, Messages) {
   }
 }
 
+TEST(ChatParse, AnswersOfAForm) {
+  ChatRequest r;
+  ASSERT_FALSE(chat_error(R"(, "response_format": {"type": "regex", "regex": "[0-9]+"})", &r));
+  EXPECT_EQ(r.format, AnswerFormat::kRegex);
+  EXPECT_EQ(r.grammar, "[0-9]+");
+  ASSERT_FALSE(chat_error(R"(, "response_format": {"type": "grammar", "grammar": "start: \"a\""})", &r));
+  EXPECT_EQ(r.format, AnswerFormat::kLark);
+  EXPECT_THAT(chat_message(R"(, "response_format": {"type": "grammar"})"), HasSubstr("response_format.grammar"));
+}
+
+TEST(ChatParse, EffortReachesTheTemplate) {
+  ChatRequest r;
+  ASSERT_FALSE(chat_error(R"(, "reasoning_effort": "none", "chat_template_kwargs": {"a": 1})", &r));
+  EXPECT_EQ(r.template_kwargs, parse_json(R"({"a": 1, "reasoning_effort": "none", "enable_thinking": false})", "t").value());
+  EXPECT_THAT(chat_message(R"(, "reasoning_effort": "heroic")"), HasSubstr("reasoning_effort"));
+}
+
 TEST(CompletionParse, Prompts) {
   const auto parse = [](const std::string& fields, CompletionRequest* r) {
     return parse_completion(parse_json(R"({"model": "m", )" + fields + "}", "b").value(), {}, r);

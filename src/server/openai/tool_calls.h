@@ -1,5 +1,6 @@
 #pragma once
-// Tool calls in generated text: finding them while the text arrives, and grammars that force them.
+// Tool calls in generated text: finding them while the text arrives, and grammars that force them. Here those that are
+// JSON; ../reply has the other spellings.
 //
 // A call is the JSON object {"name": N, "arguments": {...}} ("parameters" is accepted too), in one of three
 // surroundings:
@@ -27,8 +28,8 @@ struct CallMarks {
 CallMarks call_marks(const text::Tokenizer& t);
 
 struct ToolPiece {
-  enum Kind : uint8_t { kContent, kCallBegin, kArguments } kind;
-  std::string text;  // content, the function's name, or a piece of the arguments
+  enum Kind : uint8_t { kContent, kCallBegin, kArguments, kReasoning } kind;
+  std::string text;  // content, the function's name, a piece of the arguments, or of reasoning
 };
 
 // Splits text into content and calls as it comes. Pieces joined do not depend on how the text was cut.

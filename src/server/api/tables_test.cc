@@ -1,0 +1,201 @@
+// The tables against the parsers: what /openapi.json says of a field is what happens to it.
+#include "server/api/tables.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <set>
+
+#include "server/anthropic/request.h"
+#include "server/api/openapi.h"
+#include "server/responses/request.h"
+
+namespace mi::server {
+namespace {
+
+using testing::HasSubstr;
+
+struct Body {
+  const char* path;
+  const char* smallest;  // a legal body
+  std::optional<ApiError> (*parse)(const Json&);
+};
+const std::vector<Body>& bodies() {
+  static const std::vector<Body> b = {
+      {"/v1/chat/completions", R"({"model": "m", "messages": [{"role": "user", "content": "x"}]})",
+       [](const Json& j) {
+         ChatRequest r;
+         return parse_chat(j, {}, &r);
+       }},
+      {"/v1/completions", R"({"model": "m", "prompt": "x"})",
+       [](const Json& j) {
+         CompletionRequest r;
+         return parse_completion(j, {}, &r);
+       }},
+      {"/v1/responses", R"({"model": "m", "input": "x"})",
+       [](const Json& j) {
+         ChatRequest r;
+         ResponseRequest told;
+         return parse_response(j, {}, &r, &told);
+       }},
+      {"/v1/messages", R"({"model": "m", "max_tokens": 5, "messages": [{"role": "user", "content": "x"}]})",
+       [](const Json& j) {
+         ChatRequest r;
+         return parse_message(j, {}, &r);
+       }},
+      {"/v1/messages/count_tokens", R"({"model": "m", "messages": [{"role": "user", "content": "x"}]})",
+       [](const Json& j) {
+         ChatRequest r;
+         return parse_count_tokens(j, &r);
+       }},
+      {"/v1/embeddings", R"({"model": "m", "input": "x"})",
+       [](const Json& j) {
+         EmbeddingRequest r;
+         return parse_embedding(j, &r);
+       }},
+      {"/tokenize", R"({"prompt": "x"})",
+       [](const Json& j) {
+         TokenizeRequest r;
+         return parse_tokenize(j, &r);
+       }},
+      {"/detokenize", R"({"tokens": [1]})",
+       [](const Json& j) {
+         DetokenizeRequest r;
+         return parse_detokenize(j, &r);
+       }},
+      {"/apply-template", R"({"messages": [{"role": "user", "content": "x"}]})",
+       [](const Json& j) {
+         ChatRequest r;
+         return parse_apply_template(j, &r);
+       }},
+  };
+  return b;
+}
+
+// Does a value have the JSON type(s) that a schema names at its top?
+bool type_fits(const Json& schema, const Json& value) {
+  if (schema.contains("const")) return schema["const"] == value;
+  if (schema.contains("enum")) {
+    for (const Json& e : schema["enum"])
+      if (e == value) return true;
+    return false;
+  }
+  for (const char* key : {"anyOf", "oneOf"})
+    if (schema.contains(key)) {
+      for (const Json& e : schema[key])
+        if (type_fits(e, value)) return true;
+      return false;
+    }
+  if (!schema.contains("type")) return true;
+  const Json types = schema["type"].is_array() ? schema["type"] : Json::array({schema["type"]});
+  for (const Json& t : types) {
+    if ((t == "null" && value.is_null()) || (t == "boolean" && value.is_boolean()) || (t == "object" && value.is_object()) ||
+        (t == "string" && value.is_string() && (value != "" || !schema.contains("minLength"))) ||
+        (t == "integer" && value.is_number_integer()) || (t == "number" && value.is_number()) ||
+        (t == "array" && value.is_array() && (!value.empty() || !schema.contains("minItems"))))
+      return true;
+  }
+  return false;
+}
+
+TEST(Tables, EveryBodyIsTried) {
+  std::set<std::string> tried, all;
+  for (const Body& b : bodies()) tried.insert(b.path);
+  for (const RouteSpec& r : routes())
+    if (r.body) all.insert(r.path);
+  EXPECT_EQ(tried, all);
+}
+
+TEST(Tables, WhatTheSchemaForbidsIsRefusedByName) {
+  const std::vector<Json> values = {"", "no such word", true, 5, -3.5, Json::array(), Json::object(), Json::array({Json::array({true})})};
+  for (const Body& b : bodies()) {
+    const Json smallest = parse_json(b.smallest, "b").value();
+    ASSERT_FALSE(b.parse(smallest)) << b.path << b.parse(smallest)->message;
+    const Json schema = schema_of(find_route(b.path)->body());
+    EXPECT_EQ(schema["additionalProperties"], false);
+    for (const FieldSpec& f : find_route(b.path)->body()) {
+      const Json& property = schema["properties"][f.name];
+      // null is absent.
+      Json body = smallest;
+      body[f.name] = nullptr;
+      EXPECT_EQ(b.parse(body).has_value(), smallest.contains(f.name)) << b.path << " " << f.name << " null";
+      if (f.use == FieldUse::kRequired) {
+        body.erase(f.name);
+        const auto e = b.parse(body);
+        ASSERT_TRUE(e) << b.path << " without " << f.name;
+        EXPECT_THAT(e->message, HasSubstr(f.name));
+      }
+      for (const Json& value : values) {
+        body = smallest;
+        body[f.name] = value;
+        const auto e = b.parse(body);
+        if (f.use == FieldUse::kIgnored) {
+          EXPECT_FALSE(e) << b.path << " " << f.name << ": " << e->message;
+        } else if (f.use == FieldUse::kRefused || !type_fits(property, value)) {
+          ASSERT_TRUE(e) << b.path << " took " << f.name << " = " << value.dump();
+          EXPECT_THAT(e->message + " " + e->param.value_or(""), HasSubstr(f.name)) << value.dump();
+          EXPECT_EQ(e->status, 400);
+        }
+      }
+    }
+    Json body = smallest;
+    body["no_such_field"] = 1;
+    ASSERT_TRUE(b.parse(body)) << b.path;
+    EXPECT_THAT(b.parse(body)->message, HasSubstr("no_such_field"));
+  }
+}
+
+TEST(Tables, RangesAreWhatTheSchemaSays) {
+  for (const Body& b : bodies())
+    for (const FieldSpec& f : find_route(b.path)->body()) {
+      if (f.type != FieldType::kInteger && f.type != FieldType::kNumber) continue;
+      const Json property = schema_of(find_route(b.path)->body())["properties"][f.name];
+      const auto tried = [&](Json value) {
+        Json body = parse_json(b.smallest, "b").value();
+        body[f.name] = std::move(value);
+        return b.parse(body);
+      };
+      const auto blames = [&](const std::optional<ApiError>& e) { return e && e->param == f.name && e->message.find("must be between") != std::string::npos; };
+      const Json low = property["minimum"];
+      EXPECT_FALSE(blames(tried(low))) << b.path << " " << f.name;
+      EXPECT_TRUE(blames(tried(low.get<double>() - 1 == int64_t(low.get<double>() - 1) ? Json(int64_t(low.get<double>() - 1)) : Json(low.get<double>() - 1))))
+          << b.path << " " << f.name;
+      if (!property.contains("maximum")) continue;
+      const Json high = property["maximum"];
+      EXPECT_FALSE(blames(tried(high))) << b.path << " " << f.name;
+      EXPECT_TRUE(blames(tried(int64_t(high.get<double>()) + 1))) << b.path << " " << f.name;
+    }
+}
+
+TEST(Tables, NamesAreUniqueAndRoutesFound) {
+  for (const RouteSpec& r : routes()) {
+    if (!r.body) continue;
+    std::set<std::string> names;
+    for (const FieldSpec& f : r.body()) EXPECT_TRUE(names.insert(f.name).second) << r.path << " " << f.name;
+  }
+  EXPECT_STREQ(find_route("/v1/models/abc")->path, "/v1/models/{model}");
+  EXPECT_STREQ(find_route("/v1/models")->path, "/v1/models");
+  for (const char* no : {"/v1/models/", "/v1/models/a/b", "/", "", "/v1", "/v1/chat/completions/", "/V1/models"}) EXPECT_FALSE(find_route(no)) << no;
+}
+
+TEST(OpenApi, IsWholeAndRefersToWhatIsThere) {
+  const Json doc = openapi("1.2.3", true);
+  for (const RouteSpec& r : routes()) EXPECT_TRUE(doc["paths"].contains(r.path)) << r.path;
+  // Every reference leads somewhere.
+  size_t references = 0;
+  const std::function<void(const Json&)> walk = [&](const Json& j) {
+    if (j.is_object() && j.contains("$ref")) {
+      ++references;
+      const std::string name = j["$ref"].get<std::string>().substr(std::string("#/components/schemas/").size());
+      EXPECT_TRUE(doc["components"]["schemas"].contains(name)) << name;
+    }
+    if (j.is_structured())
+      for (const Json& e : j) walk(e);
+  };
+  walk(doc);
+  EXPECT_GT(references, 20u);
+  EXPECT_FALSE(openapi("1", false).contains("security"));
+}
+
+}  // namespace
+}  // namespace mi::server
