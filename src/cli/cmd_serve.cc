@@ -93,7 +93,7 @@ Result<int> run(const Flags& f) {
   for (const artifact::Fallback& x : s.engine->manifest().fallbacks)
     say("fallback    {}: {} ({})\n", x.where, x.what, x.why);
 
-  const auto loop = s.make_loop(f.waiting, f.beside);
+  const auto loop = s.make_loop({.max_waiting = f.waiting, .prefill_tokens_beside_decodes = f.beside});
   const std::string name = f.model.empty() ? m.name : f.model;
   for (const std::string& n : {name, with(name, '-', '_'), with(name, '_', '-')})
     if (std::find(o.model_names.begin(), o.model_names.end(), n) == o.model_names.end()) o.model_names.push_back(n);

@@ -25,6 +25,8 @@ struct Batcher::Live : Sequence {
   // Of the current step, written by its row job.
   Sampler::Choice choice;
   bool constraint_ended = false;
+  std::vector<int32_t> guessed;                    // its last token and the drafts behind it
+  std::vector<std::span<const float>> draft_rows;  // the logits behind each draft
 
   int64_t generated() const { return int64_t(tokens.size()) - prompt_len; }
 };
@@ -36,6 +38,14 @@ struct Batcher::RowJob {
   int64_t scores = -1;  // position of the prompt token that the row scores, -1: none
   bool samples = false;
 };
+
+namespace {
+int64_t prompt_rows(const StepPlan& plan) {
+  int64_t rows = 0;
+  for (size_t i = size_t(plan.decodes); i < plan.work.size(); ++i) rows += plan.work[i].tokens;
+  return rows;
+}
+}  // namespace
 
 LoopOptions fit_options(LoopOptions o, const Stepper& stepper) {
   const int64_t rows = stepper.max_tokens_per_step();
@@ -55,8 +65,9 @@ Batcher::Batcher(Stepper& stepper, std::shared_ptr<const text::Tokenizer> tokeni
       clock_(std::move(clock)),
       limits_{stepper.vocab(), options_.max_seq_len, stepper.kv_pages() * kv::kPageTokens, stepper.hidden()},
       scheduler_({options_.max_batch_size, stepper.max_tokens_per_step(), options_.prefill_tokens,
-                  options_.prefill_tokens_beside_decodes},
+                  options_.prefill_tokens_beside_decodes, options_.reuse_prefixes},
                  stepper.kv_pages(), [&stepper](std::span<const int32_t> pages) { stepper.freed(pages); }) {
+  pace_ = Pace(options_.step_seconds);
   refresh_gauges();
 }
 
@@ -84,6 +95,8 @@ void Batcher::add(uint64_t id, Request r, Sink sink, double arrival) {
   l.max_tokens = l.request.max_tokens >= 0 ? l.request.max_tokens : limits_.longest() - prompt;
   l.prompt_len = prompt;
   l.tokens = std::move(l.request.prompt);
+  l.priority = l.request.priority;
+  l.salt = l.request.cache_salt;
   l.score_prompt = l.request.prompt_logprobs || l.request.pooling == Pooling::kMean;
   if (l.request.prompt_logprobs) {
     l.prompt_scores.resize(size_t(prompt));
@@ -95,11 +108,13 @@ void Batcher::add(uint64_t id, Request r, Sink sink, double arrival) {
   refresh_gauges();
 }
 
-void Batcher::cancel(uint64_t id) {
+void Batcher::cancel(uint64_t id) { end_early(id, FinishReason::kCancelled); }
+
+void Batcher::end_early(uint64_t id, FinishReason reason) {
   auto it = live_.find(id);
   if (it == live_.end()) return;
   FinishEvent e;
-  e.reason = FinishReason::kCancelled;
+  e.reason = reason;
   e.text = it->second->text.finish();
   finish(*it->second, std::move(e));
 }
@@ -111,9 +126,19 @@ void Batcher::cancel_all() {
   for (uint64_t id : ids) cancel(id);
 }
 
+void Batcher::end_overdue(double now) {
+  std::vector<uint64_t> overdue;
+  for (const auto& [id, live] : live_)
+    if (live->request.timeout_seconds > 0 && now - live->arrival >= live->request.timeout_seconds)
+      overdue.push_back(id);
+  std::sort(overdue.begin(), overdue.end());
+  for (uint64_t id : overdue) end_early(id, FinishReason::kTimeout);
+}
+
 bool Batcher::step() {
   const double begin = clock_();
-  StepPlan plan = scheduler_.plan();
+  end_overdue(begin);
+  StepPlan plan = scheduler_.plan(pace_.prompt_tokens(options_.prefill_tokens_beside_decodes));
   if (plan.work.empty()) {
     MI_CHECK(idle(), "{} requests wait and nothing can run", live_.size());
     return false;
@@ -125,10 +150,17 @@ bool Batcher::step() {
       live.started = begin;
       stats_.queue.add(begin - live.arrival);
       stats_.prompt_tokens += uint64_t(w.seq->prompt_len);
+      stats_.reused_tokens += uint64_t(w.seq->reused);
     }
-    batch.chunks.push_back({std::span(w.seq->tokens).subspan(size_t(w.seq->computed), size_t(w.tokens)),
-                            w.seq->computed, w.seq->pages.pages(), w.logits_from});
-    stats_.computed_tokens += uint64_t(w.tokens);
+    std::span<const int32_t> tokens = std::span(w.seq->tokens).subspan(size_t(w.seq->computed), size_t(w.tokens));
+    if (w.drafts > 0) {
+      live.guessed.assign(tokens.begin(), tokens.end());
+      live.guessed.insert(live.guessed.end(), live.draft.begin(), live.draft.begin() + w.drafts);
+      tokens = live.guessed;
+    }
+    batch.chunks.push_back({tokens, w.seq->computed, w.seq->pages.pages(), w.logits_from});
+    stats_.computed_tokens += tokens.size();
+    stats_.draft_tokens += uint64_t(w.drafts);
   }
   stats_.preemptions += uint64_t(plan.preempted);
 
@@ -147,6 +179,7 @@ bool Batcher::step() {
   for (const Work& w : plan.work) {
     if (w.samples) deliver(static_cast<Live&>(*w.seq));
   }
+  pace_.ran(plan.decodes, prompt_rows(plan), clock_() - begin);
 
   ++stats_.steps;
   stats_.step_seconds += model_end - model_begin;
@@ -160,10 +193,15 @@ void Batcher::collect_rows(const StepPlan& plan, std::span<const float> logits, 
   size_t row = 0;
   for (const Work& w : plan.work) {
     Live* live = static_cast<Live*>(w.seq);
-    for (int64_t i = w.logits_from; i < w.tokens; ++i, ++row) {
+    live->draft_rows.clear();
+    for (int64_t i = w.logits_from; i < w.tokens + w.drafts; ++i, ++row) {
       MI_CHECK((row + 1) * vocab <= logits.size(), "the step returned {} logits, row {} was asked for", logits.size(),
                row);
       RowJob job{live, logits.subspan(row * vocab, vocab)};
+      if (i >= w.tokens) {
+        live->draft_rows.push_back(job.logits);
+        continue;
+      }
       const int64_t next = w.seq->computed + i + 1;  // the position that this row speaks about
       if (live->request.prompt_logprobs && w.seq->score_prompt && next < w.seq->prompt_len) job.scores = next;
       job.samples = w.samples && i + 1 == w.tokens && live->max_tokens > 0;
@@ -179,11 +217,12 @@ void Batcher::pool_rows(const StepPlan& plan, std::span<const float> hidden) {
   for (const Work& w : plan.work) {
     Live& live = static_cast<Live&>(*w.seq);
     const Pooling pooling = live.request.pooling;
-    if (w.seq->computed == 0) live.pooled.assign(pooling == Pooling::kNone ? 0 : width, 0.0);  // again, if preempted
-    for (int64_t i = w.logits_from; i < w.tokens; ++i, ++row) {
+    if (w.seq->computed == 0 || live.pooled.empty())  // at 0 again, if preempted
+      live.pooled.assign(pooling == Pooling::kNone ? 0 : width, 0.0);
+    for (int64_t i = w.logits_from; i < w.tokens + w.drafts; ++i, ++row) {
       MI_CHECK((row + 1) * width <= hidden.size(), "the step returned {} hidden values, row {} was asked for",
                hidden.size(), row);
-      const bool last = w.seq->computed + i + 1 == w.seq->prompt_len;
+      const bool last = i < w.tokens && w.seq->computed + i + 1 == w.seq->prompt_len;
       if (pooling == Pooling::kNone || (pooling == Pooling::kLast && !last)) continue;
       for (size_t k = 0; k < width; ++k) live.pooled[k] += double(hidden[row * width + k]);
     }
@@ -220,7 +259,22 @@ void Batcher::deliver(Live& live) {
     live.sink(std::move(e));
   }
   FinishEvent end;
-  if (take_token(live, &end)) finish(live, std::move(end));
+  if (take_token(live, &end)) return finish(live, std::move(end));
+  // A draft that is the token which was chosen has been computed already, and the row behind it chooses the next one.
+  for (size_t i = 0; i < live.draft_rows.size() && live.tokens.back() == live.draft[i]; ++i) {
+    scheduler_.accept_draft(&live);
+    ++stats_.accepted_draft_tokens;
+    run_row({&live, live.draft_rows[i], -1, true});
+    if (take_token(live, &end)) return finish(live, std::move(end));
+  }
+  guess(live);
+}
+
+// No further than the answer may go: a draft has a place in the cache, and the token behind it is still wanted.
+void Batcher::guess(Live& live) const {
+  const int64_t left = std::min(live.max_tokens - live.generated(), limits_.longest() - int64_t(live.tokens.size()));
+  const int64_t most = std::min(options_.draft_tokens, left - 1);
+  live.draft = most > 0 ? repeat_draft(live.tokens, most) : std::vector<int32_t>();
 }
 
 // Adds the step's token to the request and reports it; true if the request ends, with the reason and the last text.
@@ -282,6 +336,7 @@ void Batcher::finish(Live& live, FinishEvent e) {
   const double now = clock_();
   e.prompt_tokens = live.prompt_len;
   e.completion_tokens = live.generated();
+  e.reused_tokens = std::max<int64_t>(live.reused, 0);
   e.queue_seconds = (live.started >= 0 ? live.started : now) - live.arrival;
   e.ttft_seconds = live.first_token >= 0 ? live.first_token - live.arrival : 0;
   e.total_seconds = now - live.arrival;
@@ -303,8 +358,11 @@ bool Batcher::deliver_ended() {
 void Batcher::refresh_gauges() {
   stats_.running = scheduler_.running();
   stats_.waiting = scheduler_.waiting();
-  stats_.kv_pages_total = scheduler_.pool().total();
-  stats_.kv_pages_used = scheduler_.pool().used_pages();
+  const kv::Cache& cache = scheduler_.cache();
+  stats_.kv_pages_total = cache.total();
+  stats_.kv_pages_used = cache.used_pages();
+  stats_.kv_pages_reusable = cache.idle_pages();
+  stats_.kv_pages_given_up = cache.given_up();
 }
 
 }  // namespace mi::runtime

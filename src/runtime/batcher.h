@@ -11,7 +11,9 @@
 
 #include "exec/batch.h"
 #include "runtime/loop.h"
+#include "runtime/draft.h"
 #include "runtime/output_text.h"
+#include "runtime/pace.h"
 #include "runtime/sampler.h"
 #include "runtime/scheduler.h"
 
@@ -50,7 +52,10 @@ class Batcher {
   void run_row(const RowJob& job) const;
   void deliver(Live& live);
   bool take_token(Live& live, FinishEvent* end);
+  void guess(Live& live) const;
   void finish(Live& live, FinishEvent e);
+  void end_early(uint64_t id, FinishReason reason);
+  void end_overdue(double now);
   void refresh_gauges();
 
   Stepper& stepper_;
@@ -60,6 +65,7 @@ class Batcher {
   Clock clock_;
   Limits limits_;
   Scheduler scheduler_;
+  Pace pace_;
   std::unordered_map<uint64_t, std::unique_ptr<Live>> live_;
   std::vector<std::pair<std::unique_ptr<Live>, FinishEvent>> ended_;
   Stats stats_;

@@ -116,6 +116,22 @@ TEST(Batcher, EmbeddingsAreRefusedWhereThereAreNone) {
   EXPECT_NE(a.message.find("no hidden states"), std::string::npos);
 }
 
+TEST(Batcher, OverdueRequestsEndWithWhatTheyHave) {
+  Bench b({.pages = 4}, {.max_batch_size = 1});
+  Request slow = request(1, 4, 100), waits = request(2, 4, 5);
+  slow.timeout_seconds = 0.2;  // the clock moves a millisecond each time it is read
+  waits.timeout_seconds = 0.05;
+  Recorder &r = b.add(std::move(slow)), &w = b.add(std::move(waits)), &last = b.add(request(3, 4, 5));
+  b.run();
+  EXPECT_EQ(r.finish().reason, FinishReason::kTimeout);
+  EXPECT_GT(r.finish().completion_tokens, 0);
+  EXPECT_LT(r.finish().completion_tokens, 100);
+  EXPECT_EQ(w.finish().reason, FinishReason::kTimeout);
+  EXPECT_EQ(w.finish().completion_tokens, 0);
+  EXPECT_EQ(last.finish().reason, FinishReason::kLength);
+  EXPECT_EQ(b.batcher.stats().finished[size_t(FinishReason::kTimeout)], 2u);
+}
+
 TEST(Batcher, GreedyIsTheSameForAnyBatchAndChunkSize) {
   std::vector<std::vector<int32_t>> want;
   for (uint64_t i = 0; i < 30; ++i) want.push_back(alone(request(i, 1 + int64_t(i * 37 % 190), 40)));

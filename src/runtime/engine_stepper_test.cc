@@ -22,6 +22,8 @@ struct World {
   int threads = 1;
   int64_t pages = 64, chunk = 512, batch = 16;
   bool memory_pool = true;
+  int64_t drafts = 0;
+  bool reuse = true;
 };
 
 std::vector<Request> requests(size_t only = SIZE_MAX) {
@@ -50,7 +52,12 @@ std::vector<Completion> run(const exec::testing::TestModel& model, const World& 
   auto engine = exec::Engine::load(model.dir(), load, pool);
   MI_CHECK(engine.ok(), "{}", engine.error().message());
   EngineLoop loop(make_engine_stepper(**engine, pool), nullptr,
-                  {.max_batch_size = w.batch, .prefill_tokens = w.chunk, .prefill_tokens_beside_decodes = w.chunk});
+                  {.max_batch_size = w.batch,
+                   .prefill_tokens = w.chunk,
+                   .prefill_tokens_beside_decodes = w.chunk,
+                   .step_seconds = 0,
+                   .reuse_prefixes = w.reuse,
+                   .draft_tokens = w.drafts});
   auto out = generate(loop, std::move(r));
   MI_CHECK(out.ok(), "{}", out.error().message());
   if (stats) *stats = loop.stats();
@@ -62,11 +69,17 @@ TEST(EngineStepper, TokensAndLogprobBitsAreThoseOfTheRequestAlone) {
   std::vector<Completion> want;
   for (size_t i = 0; i < 12; ++i) want.push_back(std::move(run(model, {}, requests(i))[0]));
   for (const World& w : {World{.chunk = 1}, World{.chunk = 7}, World{.chunk = 64}, World{.threads = 2, .chunk = 512},
-                         World{.threads = 2, .pages = 5}, World{.pages = 5, .memory_pool = false}, World{.batch = 1}}) {
+                         World{.threads = 2, .pages = 5}, World{.pages = 5, .memory_pool = false}, World{.batch = 1},
+                         World{.threads = 2, .pages = 9, .reuse = false}, World{.drafts = 5},
+                         World{.pages = 9, .chunk = 7, .drafts = 3}}) {
     Stats stats;
     std::vector<Completion> got = run(model, w, requests(), &stats);
-    if (w.pages == 5) {
+    if (w.pages < 10) {
       EXPECT_GT(stats.preemptions, 0u);
+    }
+    if (w.drafts > 0) {
+      EXPECT_GT(stats.accepted_draft_tokens, 0u);
+      EXPECT_LT(stats.accepted_draft_tokens, stats.draft_tokens) << "wrong ones must have been among them";
     }
     for (size_t i = 0; i < 12; ++i) {
       EXPECT_EQ(got[i].tokens, want[i].tokens)
@@ -74,6 +87,51 @@ TEST(EngineStepper, TokensAndLogprobBitsAreThoseOfTheRequestAlone) {
       ASSERT_EQ(got[i].scores.size(), want[i].scores.size());
       for (size_t t = 0; t < got[i].scores.size(); ++t) EXPECT_EQ(got[i].scores[t].logprob, want[i].scores[t].logprob);
     }
+  }
+}
+
+// A conversation: each turn begins with all that was said before.
+TEST(EngineStepper, ReusedPagesGiveTheBitsOfComputedOnes) {
+  const exec::testing::TestModel model(shape());
+  hw::ThreadPool pool(2);
+  const auto talk = [&](bool reuse, Stats* stats) {
+    exec::LoadOptions load;
+    load.kv_pages = 40;
+    load.max_tokens_per_step = 512;
+    auto engine = exec::Engine::load(model.dir(), load, pool);
+    MI_CHECK(engine.ok(), "{}", engine.error().message());
+    EngineLoop loop(make_engine_stepper(**engine, pool), nullptr, {.reuse_prefixes = reuse});
+    std::vector<int32_t> said;
+    std::vector<Completion> all;
+    for (size_t turn = 0; turn < 6; ++turn) {
+      for (size_t k = 0; k < 70; ++k) said.push_back(int32_t(random_u64(turn, k) % 50));
+      std::vector<Request> r(2);
+      for (Request& q : r) {
+        q.prompt = said;
+        q.max_tokens = 40;
+        q.sampling.temperature = 0;
+        q.sampling.logprobs = 1;
+      }
+      r[1].sampling.temperature = 1;
+      r[1].sampling.seed = turn;
+      auto out = generate(loop, std::move(r));
+      MI_CHECK(out.ok());
+      said.insert(said.end(), (*out)[0].tokens.begin(), (*out)[0].tokens.end());
+      for (Completion& c : *out) all.push_back(std::move(c));
+    }
+    *stats = loop.stats();
+    return all;
+  };
+  Stats with, without;
+  const std::vector<Completion> got = talk(true, &with), want = talk(false, &without);
+  EXPECT_EQ(without.reused_tokens, 0u);
+  EXPECT_GT(with.reused_tokens, with.prompt_tokens / 2);
+  EXPECT_LT(with.computed_tokens, without.computed_tokens / 2);
+  EXPECT_EQ(got.back().finish.reused_tokens % kv::kPageTokens, 0);
+  EXPECT_GT(got.back().finish.reused_tokens, 256);
+  for (size_t i = 0; i < want.size(); ++i) {
+    EXPECT_EQ(got[i].tokens, want[i].tokens) << i;
+    for (size_t t = 0; t < want[i].scores.size(); ++t) EXPECT_EQ(got[i].scores[t].logprob, want[i].scores[t].logprob);
   }
 }
 

@@ -24,7 +24,10 @@ struct LoopOptions {
   int64_t max_seq_len = 4096;    // prompt and output together; at most the model's own limit
   int64_t max_waiting = 0;       // beyond a full batch; more are refused (generate() needs 0). 0: no limit
   int64_t prefill_tokens = 512;  // most prompt tokens in a step with no running decode
-  int64_t prefill_tokens_beside_decodes = 128;  // the same with running decodes: bounds the gap in their streams
+  int64_t prefill_tokens_beside_decodes = 512;  // the same with running decodes
+  double step_seconds = 0.1;    // longest a step with running decodes should take: fewer prompt tokens then (Pace). 0: off
+  bool reuse_prefixes = true;   // whole KV pages stay, while there is room, for requests that begin with the same tokens
+  int64_t draft_tokens = 0;     // most tokens guessed ahead of a decode (repeat_draft); no answer depends on it
   std::vector<int64_t> eos_ids;                 // the model's end tokens
 };
 

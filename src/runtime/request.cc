@@ -17,6 +17,8 @@ const char* finish_reason_name(FinishReason r) {
       return "cancelled";
     case FinishReason::kError:
       return "error";
+    case FinishReason::kTimeout:
+      return "timeout";
   }
   return "?";
 }

@@ -50,6 +50,9 @@ struct Request {
   std::vector<int32_t> shown_special;  // but these do, whatever skip_special_tokens says
   Pooling pooling = Pooling::kNone;    // else: an EmbeddingEvent; only with max_tokens 0
   std::unique_ptr<text::Constraint> constraint;  // may be null; a fresh one per request
+  int64_t priority = 0;        // smaller ones go first, and take the place of running ones of larger numbers
+  std::string cache_salt;      // keys and values are reused only between requests with the same
+  double timeout_seconds = 0;  // from arrival; then it ends with kTimeout. 0: none
 };
 
 // ---- what comes back ---------------------------------------------------------------------------------------------
@@ -86,9 +89,9 @@ struct TokenEvent {
   std::vector<TokenLogprob> top;
 };
 
-enum class FinishReason : uint8_t { kStop, kLength, kCancelled, kError };
-inline constexpr int kFinishReasons = 4;
-const char* finish_reason_name(FinishReason r);  // "stop", "length", "cancelled", "error"
+enum class FinishReason : uint8_t { kStop, kLength, kCancelled, kError, kTimeout };
+inline constexpr int kFinishReasons = 5;
+const char* finish_reason_name(FinishReason r);  // "stop", "length", "cancelled", "error", "timeout"
 
 // The last event of every accepted request, exactly one.
 struct FinishEvent {
@@ -98,6 +101,7 @@ struct FinishEvent {
   std::optional<std::string> stop_string;  // kStop: the stop string that matched
   std::optional<int32_t> stop_token;       // kStop: the end or stop token that was generated
   int64_t prompt_tokens = 0;
+  int64_t reused_tokens = 0;      // of the prompt, found in the KV cache instead of computed
   int64_t completion_tokens = 0;  // all that were generated, with the end token and those of a stop string
   double queue_seconds = 0;       // arrival to first step
   double ttft_seconds = 0;        // arrival to first token; 0 if there was none

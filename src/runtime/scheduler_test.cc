@@ -103,7 +103,7 @@ TEST(Scheduler, ScoringAPromptAsksForAllItsRowsOnly) {
 }
 
 TEST(Scheduler, YoungestIsPreemptedAndComesBackWithItsTokens) {
-  Scheduler s({.max_batch_size = 4, .max_tokens_per_step = 256, .prefill_tokens = 256}, 4);
+  Scheduler s({.max_batch_size = 4, .max_tokens_per_step = 256, .prefill_tokens = 256, .reuse_prefixes = false}, 4);
   auto a = sequence(63), b = sequence(63);
   s.add(a.get());
   s.add(b.get());
@@ -149,6 +149,82 @@ TEST(Scheduler, AdmissionLeavesEachRunningSequenceAPageToGrow) {
   s.remove(d.get());
 }
 
+TEST(Scheduler, WhatAnEarlierSequenceComputedIsTakenOver) {
+  Scheduler s({.max_batch_size = 4, .max_tokens_per_step = 512, .prefill_tokens = 512}, 16);
+  auto a = sequence(200);
+  s.add(a.get());
+  run(s, s.plan());
+  auto b = sequence(200), other = sequence(200), scored = sequence(200);
+  other->salt = "other";
+  scored->score_prompt = true;
+  for (Sequence* q : {b.get(), other.get(), scored.get()}) s.add(q);
+  StepPlan p = s.plan();
+  ASSERT_EQ(p.work.size(), 3u) << "the decode, b and part of other: 16 pages hold no more";
+  EXPECT_EQ(b->reused, 192) << "three whole pages of the four";
+  EXPECT_EQ(p.work[1].tokens, 8);
+  EXPECT_EQ(other->reused, 0) << "another salt";
+  EXPECT_EQ(s.cache().used_pages(), 4 + 1 + 4) << "a's, the one that b does not share, other's";
+  run(s, p);
+  s.remove(a.get());
+  s.remove(b.get());
+  EXPECT_EQ(s.cache().used_pages(), 4);
+  EXPECT_EQ(s.cache().idle_pages(), 3);
+  p = s.plan();
+  EXPECT_EQ(scored->reused, 0) << "all its rows are asked for";
+  run(s, p);
+  s.remove(other.get());
+  s.remove(scored.get());
+  EXPECT_EQ(s.cache().free_pages(), 16);
+}
+
+TEST(Scheduler, SmallerPriorityNumbersGoFirstAndTakePlaces) {
+  Scheduler s({.max_batch_size = 2, .max_tokens_per_step = 64, .prefill_tokens = 64}, 16);
+  auto a = sequence(4), b = sequence(4), late = sequence(4), urgent = sequence(4);
+  b->priority = 5;
+  urgent->priority = -1;
+  for (Sequence* q : {a.get(), b.get(), late.get()}) s.add(q);
+  run(s, s.plan());
+  EXPECT_TRUE(a->running && late->running) << "0 before 5, whatever came first";
+  EXPECT_FALSE(b->running);
+  s.add(urgent.get());
+  StepPlan p = s.plan();
+  EXPECT_EQ(p.preempted, 1);
+  EXPECT_TRUE(a->running && urgent->running);
+  EXPECT_FALSE(late->running) << "the later one of the larger number";
+  run(s, p);
+  s.remove(urgent.get());
+  run(s, s.plan());
+  EXPECT_TRUE(late->running);
+  s.remove(a.get());
+  s.remove(late.get());
+  run(s, s.plan());
+  EXPECT_TRUE(b->running);
+  s.remove(b.get());
+}
+
+TEST(Scheduler, DraftsTakeOnlyWhatIsLeft) {
+  Scheduler s({.max_batch_size = 2, .max_tokens_per_step = 8, .prefill_tokens = 8, .prefill_tokens_beside_decodes = 4},
+              3);
+  auto a = sequence(4), b = sequence(30);
+  s.add(a.get());
+  run(s, s.plan());
+  a->draft = {1, 1, 1, 1, 1, 1};
+  s.add(b.get());
+  StepPlan p = s.plan();
+  ASSERT_EQ(p.work.size(), 2u);
+  EXPECT_EQ(p.work[0].drafts, 3) << "8 rows, one for the decode, four for the prompt";
+  s.advance(p);
+  a->tokens.push_back(1);
+  s.accept_draft(a.get());
+  EXPECT_EQ(a->computed, 6);
+  s.check_invariants();
+  a->tokens.resize(128, 1);
+  a->computed = 127;
+  EXPECT_EQ(s.plan().work[0].drafts, 0) << "the last page is for the token itself";
+  s.remove(a.get());
+  s.remove(b.get());
+}
+
 TEST(Scheduler, RandomTrafficEndsWithAllPagesBackAndNobodyStarved) {
   for (uint64_t seed = 0; seed < 60; ++seed) {
     uint64_t n = 0;
@@ -159,7 +235,8 @@ TEST(Scheduler, RandomTrafficEndsWithAllPagesBackAndNobodyStarved) {
     Scheduler s({.max_batch_size = batch,
                  .max_tokens_per_step = pick(batch, 40),
                  .prefill_tokens = pick(1, 40),
-                 .prefill_tokens_beside_decodes = pick(1, 20)},
+                 .prefill_tokens_beside_decodes = pick(1, 20),
+                 .reuse_prefixes = seed % 3 > 0},
                 pages);
     struct Job {
       std::unique_ptr<Sequence> seq;
@@ -201,7 +278,7 @@ TEST(Scheduler, RandomTrafficEndsWithAllPagesBackAndNobodyStarved) {
       s.check_invariants();
     }
     EXPECT_EQ(ended + cancelled, 30);
-    EXPECT_EQ(s.pool().free_pages(), pages);
+    EXPECT_EQ(s.cache().free_pages(), pages);
   }
 }
 

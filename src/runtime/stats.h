@@ -25,12 +25,16 @@ struct Stats {
   int64_t running = 0;  // admitted to the batch
   int64_t waiting = 0;  // accepted, not in the batch (preempted ones too)
   int64_t kv_pages_total = 0, kv_pages_used = 0;
+  int64_t kv_pages_reusable = 0;  // not used, and holding what a request may begin with
   bool draining = false;
   double seconds_since_progress = 0;  // since a step ended or the loop was last idle: large = stuck
   // Counters since the start.
   uint64_t steps = 0;
   uint64_t prompt_tokens = 0;    // of requests that were started, counted once
-  uint64_t computed_tokens = 0;  // rows run through the model, recomputation included
+  uint64_t reused_tokens = 0;    // of prompt_tokens, those found in the KV cache at the first admission
+  uint64_t computed_tokens = 0;  // rows run through the model, recomputation and drafts included
+  uint64_t draft_tokens = 0, accepted_draft_tokens = 0;
+  uint64_t kv_pages_given_up = 0;  // reusable pages that made room for others
   uint64_t generated_tokens = 0;
   uint64_t preemptions = 0;
   uint64_t accepted = 0;

@@ -50,15 +50,14 @@ Result<Session> open_session(const SessionOptions& o) {
   return s;
 }
 
-std::unique_ptr<runtime::EngineLoop> Session::make_loop(int64_t max_waiting, int64_t prefill_beside_decodes) const {
-  runtime::LoopOptions l;
+std::unique_ptr<runtime::EngineLoop> Session::make_loop(runtime::LoopOptions l) const {
   l.max_batch_size = max_batch_size;
   l.max_seq_len = max_seq_len;
   l.prefill_tokens = engine->options().max_tokens_per_step;
-  l.prefill_tokens_beside_decodes = std::min(prefill_beside_decodes, l.prefill_tokens);
-  l.max_waiting = max_waiting;
+  l.reuse_prefixes = l.reuse_prefixes && engine->options().memory_pool;  // what is given back cannot be found again
   l.eos_ids = engine->manifest().model.eos_ids;
-  return std::make_unique<runtime::EngineLoop>(runtime::make_engine_stepper(*engine, *pool), text.tokenizer, l);
+  return std::make_unique<runtime::EngineLoop>(runtime::make_engine_stepper(*engine, *pool), text.tokenizer,
+                                               std::move(l));
 }
 
 }  // namespace mi::tools

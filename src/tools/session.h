@@ -36,8 +36,8 @@ struct Session {
   int64_t max_batch_size = 0;
 
   // A loop over the engine; the session must outlive it. Greedy results do not depend on the batch, so one loop serves
-  // all. max_waiting 0: no limit; prefill_beside_decodes: prompt tokens in a step while answers run.
-  std::unique_ptr<runtime::EngineLoop> make_loop(int64_t max_waiting = 0, int64_t prefill_beside_decodes = 128) const;
+  // all. The session says how large batches, sequences and steps are and which tokens end; the rest is taken from o.
+  std::unique_ptr<runtime::EngineLoop> make_loop(runtime::LoopOptions o = {}) const;
 };
 
 Result<Session> open_session(const SessionOptions& o);

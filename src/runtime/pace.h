@@ -1,0 +1,43 @@
+#pragma once
+// How many prompt tokens fit into a step beside running answers, so that no gap in their streams is longer than asked
+// for. Learns from the steps that ran: what a step without prompts takes, and what each prompt token adds. Pure
+// arithmetic; the answers do not depend on it.
+
+#include <algorithm>
+#include <cstdint>
+
+namespace mi::runtime {
+
+class Pace {
+ public:
+  // step_seconds: the longest a step with running answers should take; 0: prompts are not held back.
+  explicit Pace(double step_seconds = 0) : step_seconds_(step_seconds) {}
+
+  // Between 1 and `most`. Before anything is known, kFirst.
+  int64_t prompt_tokens(int64_t most) const {
+    if (step_seconds_ <= 0) return most;
+    if (token_seconds_ <= 0) return std::min(most, kFirst);
+    const double room = (step_seconds_ - decode_seconds_) / token_seconds_;
+    return std::clamp(int64_t(std::min(room, double(most))), std::min(most, kLeast), most);
+  }
+
+  void ran(int64_t decodes, int64_t prompt_tokens, double seconds) {
+    if (prompt_tokens == 0) {
+      learn(&decode_seconds_, seconds);
+    } else if (prompt_tokens >= kLeast) {
+      const double rest = decodes > 0 ? std::max(seconds - decode_seconds_, 0.0) : seconds;
+      learn(&token_seconds_, rest / double(prompt_tokens));
+    }
+  }
+
+ private:
+  static constexpr int64_t kFirst = 32;  // small enough for any model, large enough to learn from
+  static constexpr int64_t kLeast = 8;   // prompts go on even if the answers alone take longer than the limit
+  // Slower is believed at once, since prompt tokens get dearer the further behind they stand; quicker little by little.
+  static void learn(double* value, double seen) { *value = std::max(seen, *value > 0 ? 0.8 * *value + 0.2 * seen : 0.0); }
+
+  double step_seconds_;
+  double decode_seconds_ = 0, token_seconds_ = 0;
+};
+
+}  // namespace mi::runtime

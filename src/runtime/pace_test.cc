@@ -1,0 +1,47 @@
+#include "runtime/pace.h"
+
+#include <gtest/gtest.h>
+
+#include "runtime/draft.h"
+
+namespace mi::runtime {
+namespace {
+
+TEST(Pace, StepsStayBelowTheLimitWhilePromptTokensGetDearer) {
+  Pace p(0.1);
+  EXPECT_EQ(p.prompt_tokens(512), 32) << "nothing is known yet";
+  for (int i = 0; i < 20; ++i) p.ran(4, 0, 0.02);
+  double token = 0.001;
+  for (int i = 0; i < 200; ++i) {
+    const int64_t n = p.prompt_tokens(512);
+    const double seconds = 0.02 + double(n) * token;
+    EXPECT_LT(seconds, 0.105) << i;
+    p.ran(4, n, seconds);
+    token *= 1.01;
+  }
+  EXPECT_EQ(p.prompt_tokens(4), 4);
+}
+
+TEST(Pace, GrowsToTheMostAndGoesOnWhenThereIsNoRoom) {
+  Pace quick(0.1);
+  for (int i = 0; i < 50; ++i) quick.ran(1, quick.prompt_tokens(512), 0.001);
+  EXPECT_EQ(quick.prompt_tokens(512), 512);
+  Pace slow(0.1);
+  slow.ran(32, 0, 0.5);
+  slow.ran(32, 32, 1.0);
+  EXPECT_EQ(slow.prompt_tokens(512), 8);
+  EXPECT_EQ(Pace().prompt_tokens(512), 512) << "switched off";
+}
+
+TEST(Draft, WhatFollowedTheLatestOccurrence) {
+  using V = std::vector<int32_t>;
+  EXPECT_EQ(repeat_draft(V{1, 2, 3, 4, 9, 1, 2, 3, 4}, 2), (V{9, 1}));
+  EXPECT_EQ(repeat_draft(V{5, 6, 7, 8, 5, 6, 9, 0, 5, 6}, 3), (V{9, 0, 5})) << "the later one of two";
+  EXPECT_EQ(repeat_draft(V{1, 2, 3, 8, 7, 2, 3, 9, 1, 2, 3}, 1), (V{8})) << "the longer one before the later one";
+  EXPECT_EQ(repeat_draft(V{4, 4, 4}, 5), (V{4}));
+  EXPECT_TRUE(repeat_draft(V{1, 2, 3, 4, 5}, 4).empty());
+  EXPECT_TRUE(repeat_draft(V{1}, 4).empty());
+}
+
+}  // namespace
+}  // namespace mi::runtime
