@@ -25,9 +25,9 @@ struct ServerContext {
   runtime::EngineLoop* loop = nullptr;
   text::ModelText text;
   std::shared_ptr<const text::ConstraintFactory> constraints;  // null without a tokenizer
-  ReplyFormat format;  // how the model spells reasoning and calls
-  std::vector<int32_t> shown_special;  // its marks among the special tokens
-  Json model_facts;                    // for /v1/models
+  ReplyFormat format;                                          // how the model spells reasoning and calls
+  std::vector<int32_t> shown_special;                          // its marks among the special tokens
+  Json model_facts;                                            // for /v1/models
   SamplingDefaults defaults;
   std::vector<std::string> model_names;  // the first is the one that is listed
   int64_t created = 0;                   // seconds since the epoch

@@ -73,8 +73,8 @@ std::optional<ApiError> prompt_ids(const ServerContext& c, const char* param,
     *ids = *given;
     for (int32_t id : *ids)
       if (id >= c.loop->limits().vocab)
-        return bad_field(param, fmt::format("{} holds token {}; the vocabulary has {} tokens", param, id,
-                                            c.loop->limits().vocab));
+        return bad_field(
+            param, fmt::format("{} holds token {}; the vocabulary has {} tokens", param, id, c.loop->limits().vocab));
     return std::nullopt;
   }
   const std::string& text = std::get<std::string>(prompt);

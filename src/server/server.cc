@@ -79,9 +79,10 @@ class Api : public ApiServer {
     context_.model_facts["reasoning"] = !context_.format.think.empty() || context_.format.name == "harmony";
     context_.model_facts["chat_template"] = context_.text.chat != nullptr;
     context_.model_facts["embedding_size"] = context_.loop->limits().hidden;
-    openapi_ = dump_json(openapi(version(), !options_.api_keys.empty()));
+    openapi_ = dump_json(openapi(version(), options_.model_names, !options_.api_keys.empty()));
     for (const RouteSpec& r : routes())
-      MI_CHECK((r.body != nullptr) == (starts().count(r.path) == 1), "route {} has a body and no handler, or no body", r.path);
+      MI_CHECK((r.body != nullptr) == (starts().count(r.path) == 1), "route {} has a body and no handler, or no body",
+               r.path);
     HttpHandlers h;
     h.early = [this](const HttpRequest& r) { return early(r); };
     h.handle = [this](std::shared_ptr<Exchange> e) { handle(std::move(e)); };
@@ -133,11 +134,10 @@ class Api : public ApiServer {
         ok = scheme == "bearer " && key_is_known(a.substr(7));
       }
       if (!ok)
-        return refuse(route, 401, "a valid API key is needed: Authorization: Bearer KEY", {{"WWW-Authenticate", "Bearer"}},
-                      "invalid_api_key");
+        return refuse(route, 401, "a valid API key is needed: Authorization: Bearer KEY",
+                      {{"WWW-Authenticate", "Bearer"}}, "invalid_api_key");
     }
-    if (!route)
-      return refuse(route, 404, "there is nothing at this path; /openapi.json describes the API");
+    if (!route) return refuse(route, 404, "there is nothing at this path; /openapi.json describes the API");
     const std::vector<std::string> methods = methods_of(*route);
     if (std::find(methods.begin(), methods.end(), r.method) == methods.end()) {
       std::string allow;
@@ -158,13 +158,29 @@ class Api : public ApiServer {
             {"details", context_.model_facts}};
   }
 
+  void answer_tokenizer_info(Exchange& e) const {
+    if (!context_.text.tokenizer)
+      return e.respond(404, kJson, error_json(plain_error(404, "this model has no tokenizer")));
+    const auto or_null = [](const std::string& s) { return s.empty() ? Json() : Json(s); };
+    const text::TemplateVars& t = context_.text.tokens;
+    e.respond(200, kJson,
+              dump_json(Json{{"tokenizer_class", "metainfer"},
+                             {"vocab_size", context_.text.tokenizer->vocab()},
+                             {"add_bos_token", false},
+                             {"bos_token", or_null(t.bos_token)},
+                             {"eos_token", or_null(t.eos_token)},
+                             {"pad_token", or_null(t.pad_token)},
+                             {"unk_token", or_null(t.unk_token)},
+                             {"chat_template", or_null(context_.text.chat_source)}}));
+  }
+
   void answer_ready(Exchange& e) const {
     const runtime::Stats s = context_.loop->stats();
     const int64_t places = options_.max_in_flight;
-    const char* status = context_.draining || s.draining                       ? "draining"
-                         : s.seconds_since_progress > kStuckSeconds            ? "stuck"
-                         : places > 0 && s.running + s.waiting >= places       ? "full"
-                                                                               : "ready";
+    const char* status = context_.draining || s.draining                 ? "draining"
+                         : s.seconds_since_progress > kStuckSeconds      ? "stuck"
+                         : places > 0 && s.running + s.waiting >= places ? "full"
+                                                                         : "ready";
     e.respond(status == std::string_view("ready") ? 200 : 503, kJson, dump_json(Json{{"status", status}}));
   }
 
@@ -176,6 +192,8 @@ class Api : public ApiServer {
       answer_ready(*e);
     } else if (path == "/version") {
       e->respond(200, kJson, dump_json(Json{{"version", version()}, {"name", "metainfer"}}));
+    } else if (path == "/tokenizer_info") {
+      answer_tokenizer_info(*e);
     } else if (path == "/openapi.json") {
       e->respond(200, kJson, openapi_);
     } else if (path == "/metrics") {

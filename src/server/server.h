@@ -20,10 +20,10 @@ struct ServeOptions {
   std::vector<std::string> api_keys;     // empty: no key needed
   int64_t vocab = 0;                     // of the logits
   std::vector<int64_t> eos_ids;
-  int64_t max_seq_len = 0;    // what /v1/models tells
-  int64_t max_in_flight = 0;  // requests that run or wait before more are refused; 0: no limit. For /ready
+  int64_t max_seq_len = 0;            // what /v1/models tells
+  int64_t max_in_flight = 0;          // requests that run or wait before more are refused; 0: no limit. For /ready
   Json model_facts = Json::object();  // further facts for /v1/models
-  int worker_threads = 2;   // templates, tokenizing, rendering
+  int worker_threads = 2;             // templates, tokenizing, rendering
   HttpLimits http;
 };
 
