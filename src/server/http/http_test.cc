@@ -429,17 +429,16 @@ TEST(Trace, OnlyTheStandardForm) {
   EXPECT_EQ(t->trace_id, "4bf92f3577b34da6a3ce929d0e0e4736");
   EXPECT_EQ(t->span_id, "00f067aa0ba902b7");
   EXPECT_TRUE(parse_traceparent("01" + good.substr(2) + "-more"));
-  for (std::string bad :
-       {std::string(), good.substr(1), good + "-more", "ff" + good.substr(2),
-        "00-" + std::string(32, '0') + good.substr(35), good.substr(0, 36) + std::string(16, '0') + "-01",
-        "00-4BF92F3577B34DA6A3CE929D0E0E4736-00f067aa0ba902b7-01", good.substr(0, 53) + "zz", std::string(55, '-')})
+  for (const std::string& bad : std::vector<std::string>{
+           "", good.substr(1), good + "-more", "ff" + good.substr(2), "00-" + std::string(32, '0') + good.substr(35),
+           good.substr(0, 36) + std::string(16, '0') + "-01", "00-4BF92F3577B34DA6A3CE929D0E0E4736-00f067aa0ba902b7-01",
+           good.substr(0, 53) + "zz", std::string(55, '-')})
     EXPECT_FALSE(parse_traceparent(bad)) << bad;
 }
 
 TEST(Trace, RequestIdsThatWouldHurtALogAreReplaced) {
   EXPECT_EQ(request_id_of("abc-1_2.3"), "abc-1_2.3");
-  for (std::string bad : {std::string(), std::string("a b"), std::string("a\"b"), std::string("a\nb"),
-                          std::string(129, 'a'), std::string("\xc3\xa4")})
+  for (const std::string& bad : std::vector<std::string>{"", "a b", "a\"b", "a\nb", std::string(129, 'a'), "\xc3\xa4"})
     EXPECT_TRUE(request_id_of(bad).starts_with("req-")) << bad;
   EXPECT_NE(new_request_id(), new_request_id());
 }

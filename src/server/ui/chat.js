@@ -105,7 +105,7 @@ async function answer() {
   const shown = add_answer(), began = performance.now();
   let first = 0, usage = null, finish = null, failure = null, ended = false;
   try {
-    const response = await fetch("/v1/chat/completions", {
+    const response = await fetch(at("/v1/chat/completions"), {
       method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(request_body()), signal: running.signal });
     if (!response.ok) throw new Error(await error_of(response));
     await read_events(response, (data) => {
@@ -159,7 +159,7 @@ function grow() {
 
 async function load_models() {
   try {
-    const response = await fetch("/v1/models");
+    const response = await fetch(at("/v1/models"));
     if (!response.ok) throw new Error(await error_of(response));
     for (const m of (await response.json()).data) $("model").append(make("option", { value: m.id }, m.id));
   } catch (e) {

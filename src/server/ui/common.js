@@ -36,6 +36,9 @@ function translate() {
   document.dispatchEvent(new Event("language"));
 }
 
+// An address of this server. The page's own may hold a name and a password, which fetch() refuses.
+const at = (path) => location.origin + path;
+
 function set_theme(theme) { document.documentElement.dataset.theme = theme; }
 
 function make(tag, attributes = {}, ...children) {

@@ -134,7 +134,7 @@ heat.box.hidden = true;
 async function look() {
   const state = document.getElementById("state");
   try {
-    const response = await fetch("/metrics", { cache: "no-store" });
+    const response = await fetch(at("/metrics"), { cache: "no-store" });
     if (!response.ok) throw new Error(String(response.status));
     const metrics = parse_metrics(await response.text()), time = performance.now() / 1000;
     const started = (p) => total(p, "process_start_time_seconds");
