@@ -218,6 +218,8 @@ void Job::on_event(size_t choice, runtime::Event&& event) {
     }
     on_finish(choice, f);
     if (open_ > 0) return;
+    exchange_->note("prompt_tokens", prompt_tokens_);
+    exchange_->note("completion_tokens", completion_tokens_);
     on_all_finished();
     if (stream_) {
       exchange_->write(stream_end());

@@ -49,6 +49,9 @@ Json operation(const RouteSpec& r, const std::string& method, const std::vector<
   const auto add_error = [&](const char* status, const std::string& about) {
     answers[status] = answer(about, head ? Json() : content("application/json", schema_ref(errors)));
   };
+  if (path == "/health")
+    answers["503"] =
+        answer("The model makes no progress.", head ? Json() : content("application/json", schema_ref("Health")));
   if (path == "/ready")
     answers["503"] = answer("Not now.", head ? Json() : content("application/json", schema_ref("Ready")));
   if (!r.open && keys) add_error("401", "A valid key is needed.");

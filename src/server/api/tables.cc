@@ -370,10 +370,11 @@ const FieldTable& response_fields() {
 
 const std::vector<RouteSpec>& routes() {
   static const std::vector<RouteSpec> r = {
-      {"/health", "GET HEAD", "health", "The process answers.", nullptr, "Health", nullptr, Dialect::kOpenAi, true},
-      {"/ready", "GET HEAD", "ready",
-       "200 when new requests are taken; 503 while the server ends, is full, or makes no progress.", nullptr, "Ready",
+      {"/health", "GET HEAD", "health", "The process answers, and the model makes progress.", nullptr, "Health",
        nullptr, Dialect::kOpenAi, true},
+      {"/ready", "GET HEAD", "ready",
+       "200 when new requests are taken; 503 while the server ends or makes no progress.", nullptr, "Ready", nullptr,
+       Dialect::kOpenAi, true},
       {"/version", "GET HEAD", "version", "The program's version.", nullptr, "Version"},
       {"/metrics", "GET", "metrics", "Numbers in the Prometheus text format."},
       {"/openapi.json", "GET HEAD", "openapi", "This description."},
