@@ -1,17 +1,23 @@
 #include <fmt/format.h>
 #include <pthread.h>
 #include <signal.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
 #include <cstdio>
+#include <functional>
+#include <mutex>
 #include <thread>
 
 #include "base/util.h"
 #include "cli/command.h"
 #include "hw/cpu.h"
+#include "server/http/listener.h"
+#include "server/keys.h"
 #include "server/server.h"
+#include "server/supervisor.h"
 #include "tools/session.h"
 
 namespace mi::cli {
@@ -19,35 +25,54 @@ namespace {
 
 struct Flags {
   EngineFlags engine;
-  std::string host = "127.0.0.1", model, key_file;
+  std::string host = "127.0.0.1", model, key_file, tls_cert, tls_key, access_log;
   int port = 8000;
   int64_t step = 512, waiting = 1024, beside = 128;
-  double drain = 30;
+  double drain = 30, stuck = 120;
+  bool watchdog = false, no_ui = false;
+  server::HttpLimits http;
 };
 
 // SIGINT and SIGTERM go to one thread: before the server runs they end the program at once, then the first asks for a
-// graceful end and the second ends it.
+// graceful end and the second ends it. SIGHUP reloads, where there is something to reload; else it ends the program as
+// it always does.
 class Signals {
  public:
   Signals() {
     sigemptyset(&set_);
-    sigaddset(&set_, SIGINT);
-    sigaddset(&set_, SIGTERM);
+    for (int s : {SIGINT, SIGTERM, SIGHUP}) sigaddset(&set_, s);
     pthread_sigmask(SIG_BLOCK, &set_, nullptr);  // inherited by every thread made from here on
     std::thread([this] {
       while (true) {
         int signal = 0;
         if (sigwait(&set_, &signal) != 0) continue;
+        if (signal == SIGHUP && hang_up()) continue;
         if (!serving_ || asked_.exchange(true)) _exit(128 + signal);
         asked_.notify_all();
       }
     }).detach();
   }
-  void serving() { serving_ = true; }  // before anyone is told that the server is there
+  // Before anyone is told that the server is there.
+  void serving(std::function<void()> reload) {
+    std::lock_guard lock(mutex_);
+    reload_ = std::move(reload);
+    serving_ = true;
+  }
   void wait() { asked_.wait(false); }
+  void ending() {
+    std::lock_guard lock(mutex_);
+    reload_ = [] {};  // what it would reload is being taken down
+  }
 
  private:
+  bool hang_up() {
+    std::lock_guard lock(mutex_);
+    if (reload_) reload_();
+    return bool(reload_);
+  }
   sigset_t set_;
+  std::mutex mutex_;
+  std::function<void()> reload_;
   std::atomic<bool> serving_{false}, asked_{false};
 };
 
@@ -63,16 +88,42 @@ void say(fmt::format_string<Args...> f, Args&&... args) {
   std::fflush(stdout);
 }
 
+// Each connection is a descriptor; the usual soft limit of 1024 would be the limit of connections.
+void allow_many_descriptors() {
+  rlimit r{};
+  if (getrlimit(RLIMIT_NOFILE, &r) != 0) return;
+  r.rlim_cur = r.rlim_max;
+  setrlimit(RLIMIT_NOFILE, &r);
+}
+
 Result<int> run(const Flags& f) {
+  if (f.tls_cert.empty() != f.tls_key.empty())
+    return fail(ErrorCode::kUsage, "--tls-cert and --tls-key belong together: {} is missing",
+                f.tls_cert.empty() ? "--tls-cert" : "--tls-key");
+  allow_many_descriptors();
+  MI_TRY(int listener, server::inherited_listener());
+  if (f.watchdog && !server::is_supervised()) {
+    if (listener < 0) {
+      MI_TRY(listener, server::open_listener(f.host, f.port));
+    }
+    return server::supervise(listener, f.stuck);
+  }
   // Lives as long as the process: its thread is detached.
   static Signals* signals = new Signals();
   signal(SIGPIPE, SIG_IGN);
   server::ServeOptions o;
   o.host = f.host;
   o.port = f.port;
-  if (!f.key_file.empty()) {
-    MI_TRY(o.api_keys, server::read_api_keys(f.key_file));
-  }
+  o.listener = listener;
+  o.api_key_file = f.key_file;
+  o.tls_cert = f.tls_cert;
+  o.tls_key = f.tls_key;
+  o.access_log = f.access_log;
+  o.ui = !f.no_ui;
+  o.stuck_seconds = f.stuck;
+  o.http = f.http;
+  if (!f.key_file.empty()) MI_TRY_VOID(server::KeyRing::read(f.key_file));  // before the model is loaded
+  if (!f.tls_cert.empty()) MI_TRY_VOID(server::read_tls(f.tls_cert, f.tls_key));
 
   const hw::ThreadAdvice advice = hw::advise_threads();
   tools::SessionOptions so = session_options(f.engine);
@@ -100,7 +151,6 @@ Result<int> run(const Flags& f) {
   o.vocab = m.vocab;
   o.eos_ids = m.eos_ids;
   o.max_seq_len = loop->limits().longest();
-  o.max_in_flight = s.max_batch_size + f.waiting;
   o.model_facts = {{"name", m.name},
                    {"model_type", m.model_type},
                    {"precision", m.precision},
@@ -109,9 +159,15 @@ Result<int> run(const Flags& f) {
                    {"parameters", m.total_params},
                    {"active_parameters", m.active_params}};
   MI_TRY(const auto server, server::ApiServer::start(*loop, s.text, o));
-  signals->serving();
+  signals->serving(!server->can_reload() ? std::function<void()>() : [&server] {
+    if (const Status s = server->reload(); s.ok())
+      say("reloaded    keys, certificate and log, as far as they are used\n");
+    else
+      say("not reloaded: {}; what was read before stays in force\n", s.error().message());
+  });
   say("listening on {}\n", server->url());
   signals->wait();
+  signals->ending();
   say("ending: no new requests; running answers have {:.0f} s\n", f.drain);
   server->stop(f.drain);
   return 0;
@@ -127,6 +183,37 @@ Command add_serve(CLI::App& parent) {
   app->add_option("--port", f->port, "0 picks a free one")->check(CLI::Range(0, 65535))->capture_default_str();
   app->add_option("--model", f->model, "served model name (default: the engine's); - and _ are equal");
   app->add_option("--api-key-file", f->key_file, "file with keys, one a line; then every route but /health needs one");
+  app->add_option("--tls-cert", f->tls_cert, "certificate chain (PEM): serve HTTPS; with --tls-key");
+  app->add_option("--tls-key", f->tls_key, "the certificate's key (PEM, without password)");
+  app->add_option("--access-log", f->access_log, "file for one JSON object per request; - is standard output");
+  app->add_flag("--no-ui", f->no_ui, "without the chat page at / and the plots at /dashboard");
+  app->add_flag("--watchdog", f->watchdog,
+                "serve in a worker process that is replaced when it crashes or gets stuck; the socket stays open");
+  app->add_option("--watchdog-seconds", f->stuck,
+                  "without progress for so long the server counts as stuck: /health says 503, the watchdog replaces it")
+      ->check(CLI::Range(0.5, 86400.0))
+      ->capture_default_str();
+  app->add_option("--max-body-bytes", f->http.body_bytes, "largest request body; more gets 413")
+      ->check(CLI::Range(size_t(1024), size_t(1) << 30))
+      ->capture_default_str();
+  app->add_option("--max-connections", f->http.max_connections,
+                  "open connections; a new one takes the place of the longest idle one")
+      ->check(CLI::Range(1, 1 << 20))
+      ->capture_default_str();
+  app->add_option("--request-seconds", f->http.read_seconds, "time for a request to arrive whole; more gets 408")
+      ->check(CLI::Range(1, 86400))
+      ->capture_default_str();
+  app->add_option("--idle-seconds", f->http.idle_seconds, "a connection without a request for so long is closed")
+      ->check(CLI::Range(1, 86400))
+      ->capture_default_str();
+  app->add_option("--slow-reader-bytes", f->http.queued_bytes,
+                  "output that a client may leave unread before it is cut off")
+      ->check(CLI::Range(size_t(4096), size_t(1) << 30))
+      ->capture_default_str();
+  app->add_option("--keep-alive-seconds", f->http.keep_alive_seconds,
+                  "a stream that is silent for so long gets a comment, so that proxies keep it open; 0: never")
+      ->check(CLI::Range(0, 86400))
+      ->capture_default_str();
   app->add_option("--max-tokens-per-step", f->step,
                   "most token rows in a step (prompt pieces and running answers together)")
       ->check(CLI::Range(1, 1 << 20))
@@ -143,7 +230,7 @@ Command add_serve(CLI::App& parent) {
       ->capture_default_str();
   app->footer(
       "Prints 'listening on http://HOST:PORT' when it is ready. SIGTERM or Ctrl-C: ends gracefully; twice: at "
-      "once.\nExample:\n"
+      "once. SIGHUP: reads keys and certificate again, and opens the access log again.\nExample:\n"
       "  metainfer serve --engine mini-m3-engine --host 0.0.0.0 --port 8000 --max-batch-size 32 --max-seq-len 4096");
   return {app, [f]() { return run(*f); }};
 }

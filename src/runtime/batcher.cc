@@ -83,8 +83,9 @@ void Batcher::add(uint64_t id, Request r, Sink sink, double arrival) {
   std::sort(ends.begin(), ends.end());
   ends.erase(std::unique(ends.begin(), ends.end()), ends.end());
 
-  auto live = std::make_unique<Live>(Sampler(r.sampling, random_u64(seed_, id), r.prompt, ends),
-                                     OutputText(tokenizer_, r.skip_special_tokens, r.stop, r.sampling.min_tokens, r.shown_special));
+  auto live = std::make_unique<Live>(
+      Sampler(r.sampling, random_u64(seed_, id), r.prompt, ends),
+      OutputText(tokenizer_, r.skip_special_tokens, r.stop, r.sampling.min_tokens, r.shown_special));
   Live& l = *live;
   l.id = id;
   l.request = std::move(r);

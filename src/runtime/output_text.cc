@@ -16,8 +16,8 @@ OutputText::OutputText(std::shared_ptr<const text::Tokenizer> tokenizer, bool sk
 std::string OutputText::push(int32_t token) {
   if (!decoder_) return {};
   std::string piece;
-  const bool left_out =
-      !shown_.empty() && tokenizer_->is_special(token) && std::find(shown_.begin(), shown_.end(), token) == shown_.end();
+  const bool left_out = !shown_.empty() && tokenizer_->is_special(token) &&
+                        std::find(shown_.begin(), shown_.end(), token) == shown_.end();
   if (!left_out) piece = decoder_->push(token);
   if (free_tokens_ > 0) {
     --free_tokens_;

@@ -52,7 +52,8 @@ TEST(OutputText, NoStopWithinTheFirstTokens) {
 }
 
 TEST(OutputText, SomeSpecialTokensMayLeaveText) {
-  OutputText hidden(tokenizer(), true, {}, 0), shown(tokenizer(), true, {}, 0, {0}), other(tokenizer(), true, {}, 0, {7});
+  OutputText hidden(tokenizer(), true, {}, 0), shown(tokenizer(), true, {}, 0, {0}),
+      other(tokenizer(), true, {}, 0, {7});
   EXPECT_EQ(run(hidden, {1, 0, 1}), "abab");
   EXPECT_EQ(run(shown, {1, 0, 1}), "ab</s>ab");
   EXPECT_EQ(run(other, {1, 0, 4, 5}), "ab\xf0\x9f\x98\x80");

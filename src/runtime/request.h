@@ -47,8 +47,8 @@ struct Request {
   std::vector<int32_t> stop_token_ids;  // further end tokens of this request
   bool prompt_logprobs = false;     // a PromptEvent with the scores of the prompt's tokens (sampling.logprobs entries)
   bool skip_special_tokens = true;  // special tokens leave no text
-  std::vector<int32_t> shown_special;  // but these do, whatever skip_special_tokens says
-  Pooling pooling = Pooling::kNone;    // else: an EmbeddingEvent; only with max_tokens 0
+  std::vector<int32_t> shown_special;            // but these do, whatever skip_special_tokens says
+  Pooling pooling = Pooling::kNone;              // else: an EmbeddingEvent; only with max_tokens 0
   std::unique_ptr<text::Constraint> constraint;  // may be null; a fresh one per request
   int64_t priority = 0;        // smaller ones go first, and take the place of running ones of larger numbers
   std::string cache_salt;      // keys and values are reused only between requests with the same

@@ -1,5 +1,7 @@
 #include "server/chat_job.h"
 
+#include <algorithm>
+
 namespace mi::server {
 namespace {
 
@@ -72,6 +74,13 @@ std::optional<ApiError> ChatJob::make_constraint(std::unique_ptr<text::Constrain
   } else if (request_.tool_choice == ToolChoice::kRequired) {
     made = context_.constraints->json_schema(
         dump_json(required_calls_schema(request_.tools, request_.parallel_tool_calls)));
+  } else if (request_.tool_choice == ToolChoice::kAuto && request_.format == AnswerFormat::kText &&
+             context_.format.calls == ReplyFormat::Calls::kJson &&
+             std::any_of(request_.tools.begin(), request_.tools.end(), [](const Tool& t) { return t.strict; })) {
+    const CallMarks& marks = context_.format.json;
+    const int32_t begin = context_.text.tokenizer->id_of(marks.begin), end = context_.text.tokenizer->id_of(marks.end);
+    if (begin >= 0 && end >= 0)
+      made = context_.constraints->lark(free_calls_grammar(request_.tools, request_.parallel_tool_calls, begin, end));
   } else {
     return make_format_constraint(context_, request_, out);
   }

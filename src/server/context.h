@@ -21,13 +21,16 @@
 
 namespace mi::server {
 
+class AccessLog;
+struct HttpCounters;
+
 struct ServerContext {
   runtime::EngineLoop* loop = nullptr;
   text::ModelText text;
   std::shared_ptr<const text::ConstraintFactory> constraints;  // null without a tokenizer
-  ReplyFormat format;  // how the model spells reasoning and calls
-  std::vector<int32_t> shown_special;  // its marks among the special tokens
-  Json model_facts;                    // for /v1/models
+  ReplyFormat format;                                          // how the model spells reasoning and calls
+  std::vector<int32_t> shown_special;                          // its marks among the special tokens
+  Json model_facts;                                            // for /v1/models
   SamplingDefaults defaults;
   std::vector<std::string> model_names;  // the first is the one that is listed
   int64_t created = 0;                   // seconds since the epoch
@@ -35,6 +38,10 @@ struct ServerContext {
   int64_t longest_token = 1;  // bytes: text of n bytes has at least n / longest_token tokens
   std::atomic<bool> draining{false};
   boost::asio::thread_pool* workers = nullptr;  // templates, tokenizing, rendering
+  // For /metrics; null until the server listens, or where there is none.
+  const HttpCounters* http = nullptr;
+  const AccessLog* access_log = nullptr;
+  int restarts = 0;  // by the watchdog
   // API requests answered, by endpoint and status; for /metrics.
   std::mutex count_mutex;
   std::vector<std::pair<std::pair<std::string, int>, uint64_t>> api_requests;

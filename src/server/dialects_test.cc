@@ -97,8 +97,8 @@ class World {
     MI_CHECK(::connect(s, reinterpret_cast<sockaddr*>(&to), sizeof(to)) == 0);
     const std::string text = dump_json(body);
     // HTTP/1.0: the end of the connection is the end of the body.
-    const std::string request = fmt::format("POST {} HTTP/1.0\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n{}",
-                                            path, text.size(), text);
+    const std::string request = fmt::format(
+        "POST {} HTTP/1.0\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n{}", path, text.size(), text);
     MI_CHECK(::send(s, request.data(), request.size(), 0) == ssize_t(request.size()));
     std::string all;
     char buffer[4096];
@@ -116,7 +116,8 @@ class World {
   std::unique_ptr<ApiServer> server_;
 };
 
-const Json kParameters = Json{{"type", "object"}, {"properties", {{"city", {{"type", "string"}}}, {"days", {{"type", "integer"}}}}}};
+const Json kParameters =
+    Json{{"type", "object"}, {"properties", {{"city", {{"type", "string"}}}, {"days", {{"type", "integer"}}}}}};
 
 // What all dialects say of one answer, in one form: reasoning, content, calls as "name(arguments)".
 struct Said {
@@ -131,9 +132,12 @@ std::ostream& operator<<(std::ostream& o, const Said& s) {
 }
 
 Said chat_whole(const World& w, Json more = Json::object()) {
-  Json body{{"model", "m"}, {"temperature", 0}, {"messages", {{{"role", "user"}, {"content", "x"}}}},
-            {"tools", {{{"type", "function"}, {"function", {{"name", "weather"}, {"parameters", kParameters}}}},
-                       {{"type", "function"}, {"function", {{"name", "ping"}}}}}}};
+  Json body{{"model", "m"},
+            {"temperature", 0},
+            {"messages", {{{"role", "user"}, {"content", "x"}}}},
+            {"tools",
+             {{{"type", "function"}, {"function", {{"name", "weather"}, {"parameters", kParameters}}}},
+              {{"type", "function"}, {"function", {{"name", "ping"}}}}}}};
   body.update(more);
   const Answer a = w.post("/v1/chat/completions", body);
   EXPECT_EQ(a.status, 200) << a.body;
@@ -144,13 +148,18 @@ Said chat_whole(const World& w, Json more = Json::object()) {
   s.end = choice["finish_reason"];
   if (m.contains("tool_calls"))
     for (const Json& c : m["tool_calls"])
-      s.calls.push_back(c["function"]["name"].get<std::string>() + "(" + c["function"]["arguments"].get<std::string>() + ")");
+      s.calls.push_back(c["function"]["name"].get<std::string>() + "(" + c["function"]["arguments"].get<std::string>() +
+                        ")");
   return s;
 }
 Said chat_stream(const World& w, Json more = Json::object()) {
-  Json body{{"model", "m"}, {"temperature", 0}, {"stream", true}, {"messages", {{{"role", "user"}, {"content", "x"}}}},
-            {"tools", {{{"type", "function"}, {"function", {{"name", "weather"}, {"parameters", kParameters}}}},
-                       {{"type", "function"}, {"function", {{"name", "ping"}}}}}}};
+  Json body{{"model", "m"},
+            {"temperature", 0},
+            {"stream", true},
+            {"messages", {{{"role", "user"}, {"content", "x"}}}},
+            {"tools",
+             {{{"type", "function"}, {"function", {{"name", "weather"}, {"parameters", kParameters}}}},
+              {{"type", "function"}, {"function", {{"name", "ping"}}}}}}};
   body.update(more);
   Said s;
   for (const Json& e : w.post("/v1/chat/completions", body).events()) {
@@ -186,8 +195,14 @@ Said compacted(Said s) {
 }
 
 Said message(const World& w, bool stream) {
-  const Json body{{"model", "m"}, {"temperature", 0}, {"max_tokens", 900}, {"stream", stream}, {"messages", {{{"role", "user"}, {"content", "x"}}}},
-                  {"tools", {{{"name", "weather"}, {"input_schema", kParameters}}, {{"name", "ping"}, {"input_schema", {{"type", "object"}}}}}}};
+  const Json body{{"model", "m"},
+                  {"temperature", 0},
+                  {"max_tokens", 900},
+                  {"stream", stream},
+                  {"messages", {{{"role", "user"}, {"content", "x"}}}},
+                  {"tools",
+                   {{{"name", "weather"}, {"input_schema", kParameters}},
+                    {{"name", "ping"}, {"input_schema", {{"type", "object"}}}}}}};
   const Answer a = w.post("/v1/messages", body);
   EXPECT_EQ(a.status, 200) << a.body;
   Said s;
@@ -208,7 +223,8 @@ Said message(const World& w, bool stream) {
       EXPECT_EQ(open, -1);
       open = e["index"];
       EXPECT_EQ(open, next++);
-      if (e["content_block"]["type"] == "tool_use") s.calls.push_back(e["content_block"]["name"].get<std::string>() + "(");
+      if (e["content_block"]["type"] == "tool_use")
+        s.calls.push_back(e["content_block"]["name"].get<std::string>() + "(");
     } else if (type == "content_block_delta") {
       EXPECT_EQ(e["index"], open);
       const Json& d = e["delta"];
@@ -228,8 +244,13 @@ Said message(const World& w, bool stream) {
 }
 
 Said response(const World& w, bool stream) {
-  const Json body{{"model", "m"}, {"temperature", 0}, {"stream", stream}, {"input", "x"},
-                  {"tools", {{{"type", "function"}, {"name", "weather"}, {"parameters", kParameters}}, {{"type", "function"}, {"name", "ping"}}}}};
+  const Json body{{"model", "m"},
+                  {"temperature", 0},
+                  {"stream", stream},
+                  {"input", "x"},
+                  {"tools",
+                   {{{"type", "function"}, {"name", "weather"}, {"parameters", kParameters}},
+                    {{"type", "function"}, {"name", "ping"}}}}};
   const Answer a = w.post("/v1/responses", body);
   EXPECT_EQ(a.status, 200) << a.body;
   Said s, streamed;
@@ -239,7 +260,8 @@ Said response(const World& w, bool stream) {
     for (const Json& i : r["output"]) {
       if (i["type"] == "reasoning") of.reasoning += i["content"][0]["text"].get<std::string>();
       if (i["type"] == "message") of.content += i["content"][0]["text"].get<std::string>();
-      if (i["type"] == "function_call") of.calls.push_back(i["name"].get<std::string>() + "(" + i["arguments"].get<std::string>() + ")");
+      if (i["type"] == "function_call")
+        of.calls.push_back(i["name"].get<std::string>() + "(" + i["arguments"].get<std::string>() + ")");
     }
     return compacted(of);
   };
@@ -279,21 +301,26 @@ void all_dialects(const World& w, Said expected) {
 
 TEST(Dialects, HarmonyWhoseMarksAreSpecialTokens) {
   const std::vector<std::string> marks = {"<|channel|>", "<|message|>", "<|start|>", "<|end|>", "<|constrain|>"};
-  const World calls("<|channel|> <|message|>", marks,
-                    "<|channel|>analysis<|message|>Look it up.<|end|><|start|>assistant<|channel|>commentary to=functions.weather "
-                    "<|constrain|>json<|message|>{\"city\": \"Oslo\"}");
+  const World calls(
+      "<|channel|> <|message|>", marks,
+      "<|channel|>analysis<|message|>Look it up.<|end|><|start|>assistant<|channel|>commentary to=functions.weather "
+      "<|constrain|>json<|message|>{\"city\": \"Oslo\"}");
   all_dialects(calls, {"Look it up.", "", "", {"weather({\"city\": \"Oslo\"})"}});
-  const World text("<|channel|> <|message|>", marks,
-                   "<|channel|>analysis<|message|>Easy.<|end|><|start|>assistant<|channel|>final<|message|>It is 4 < 5.");
+  const World text(
+      "<|channel|> <|message|>", marks,
+      "<|channel|>analysis<|message|>Easy.<|end|><|start|>assistant<|channel|>final<|message|>It is 4 < 5.");
   all_dialects(text, {"Easy.", "It is 4 < 5.", "", {}});
 }
 
 TEST(Dialects, TwoTaggedCallsAfterReasoningThatThePromptOpened) {
   const World w("<think> </think> <tool_call> <function=x> <parameter=y>", {"<tool_call>", "</tool_call>"},
-                "I must\ncall.\n</think>\n\nOne moment.\n<tool_call>\n<function=weather>\n<parameter=city>\nOslo \"N\"\n</parameter>\n"
-                "<parameter=days>\n3\n</parameter>\n</function>\n</tool_call>\n<tool_call>\n<function=ping>\n</function>\n</tool_call>",
+                "I must\ncall.\n</think>\n\nOne moment.\n<tool_call>\n<function=weather>\n<parameter=city>\nOslo "
+                "\"N\"\n</parameter>\n"
+                "<parameter=days>\n3\n</parameter>\n</function>\n</tool_call>\n<tool_call>\n<function=ping>\n</"
+                "function>\n</tool_call>",
                 "<think>");
-  all_dialects(w, {"I must\ncall.", "One moment.\n", "", {"weather({\"city\": \"Oslo \\\"N\\\"\", \"days\": 3})", "ping({})"}});
+  all_dialects(
+      w, {"I must\ncall.", "One moment.\n", "", {"weather({\"city\": \"Oslo \\\"N\\\"\", \"days\": 3})", "ping({})"}});
   const Json single{{"parallel_tool_calls", false}};
   EXPECT_EQ(chat_whole(w, single).calls.size(), 1u);
   EXPECT_EQ(chat_stream(w, single), chat_whole(w, single));
@@ -313,7 +340,8 @@ TEST(Dialects, ACallThatIsCutOffIsABeginning) {
     const Said s = chat_whole(w, more);
     EXPECT_EQ(chat_stream(w, more), s) << n;
     EXPECT_EQ(s.end, "length");
-    if (!s.calls.empty()) EXPECT_EQ(whole.compare(0, s.calls[0].size() - 1, s.calls[0], 0, s.calls[0].size() - 1), 0) << n;
+    if (!s.calls.empty())
+      EXPECT_EQ(whole.compare(0, s.calls[0].size() - 1, s.calls[0], 0, s.calls[0].size() - 1), 0) << n;
   }
 }
 
@@ -323,7 +351,8 @@ TEST(Dialects, LogprobsAreOfEveryTokenWhateverItBecomes) {
   Json body{{"model", "m"}, {"logprobs", true}, {"messages", {{{"role", "user"}, {"content", "x"}}}}};
   const Json whole = w.post("/v1/chat/completions", body).json();
   EXPECT_EQ(whole["choices"][0]["logprobs"]["content"].size(), 8u);  // two marks and six letters
-  EXPECT_EQ(whole["usage"]["completion_tokens_details"]["reasoning_tokens"], 3);  // two letters and the mark that ends it
+  EXPECT_EQ(whole["usage"]["completion_tokens_details"]["reasoning_tokens"],
+            3);  // two letters and the mark that ends it
   body["stream"] = true;
   std::string tokens;
   for (const Json& e : w.post("/v1/chat/completions", body).events())
@@ -334,7 +363,8 @@ TEST(Dialects, LogprobsAreOfEveryTokenWhateverItBecomes) {
 
 TEST(Dialects, AForcedAnswerClosesReasoningThatThePromptOpened) {
   const World w("<think> </think>", {"<think>", "</think>"}, "yes", "<think>");
-  const Json a = w.post("/v1/chat/completions", {{"model", "m"}, {"messages", {{{"role", "user"}, {"content", "x"}}}},
+  const Json a = w.post("/v1/chat/completions", {{"model", "m"},
+                                                 {"messages", {{{"role", "user"}, {"content", "x"}}}},
                                                  {"response_format", {{"type", "regex"}, {"regex", "yes|no"}}}})
                      .json();
   EXPECT_EQ(a["choices"][0]["message"]["content"], "yes");

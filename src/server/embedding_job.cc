@@ -32,8 +32,11 @@ class EmbeddingJob : public Job {
     if (!context_.serves(request_.model)) return fail(unknown_model(request_.model));
     const int64_t hidden = context_.loop->limits().hidden;
     if (!context_.text.tokenizer || hidden == 0)
-      return fail(ApiError{400, "this model makes no embeddings: it has no tokenizer, or no hidden state before its logits",
-                           "invalid_request_error", "model", {}});
+      return fail(ApiError{400,
+                           "this model makes no embeddings: it has no tokenizer, or no hidden state before its logits",
+                           "invalid_request_error",
+                           "model",
+                           {}});
     if (request_.dimensions >= 0 && request_.dimensions != hidden)
       return fail(bad_field("dimensions", fmt::format("dimensions is {}; this model's embeddings have {} values, and "
                                                       "they cannot be shortened",

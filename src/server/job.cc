@@ -73,8 +73,8 @@ std::optional<ApiError> prompt_ids(const ServerContext& c, const char* param,
     *ids = *given;
     for (int32_t id : *ids)
       if (id >= c.loop->limits().vocab)
-        return bad_field(param, fmt::format("{} holds token {}; the vocabulary has {} tokens", param, id,
-                                            c.loop->limits().vocab));
+        return bad_field(
+            param, fmt::format("{} holds token {}; the vocabulary has {} tokens", param, id, c.loop->limits().vocab));
     return std::nullopt;
   }
   const std::string& text = std::get<std::string>(prompt);
@@ -218,6 +218,8 @@ void Job::on_event(size_t choice, runtime::Event&& event) {
     }
     on_finish(choice, f);
     if (open_ > 0) return;
+    exchange_->note("prompt_tokens", prompt_tokens_);
+    exchange_->note("completion_tokens", completion_tokens_);
     on_all_finished();
     if (stream_) {
       exchange_->write(stream_end());

@@ -44,7 +44,8 @@ class MessagesJob : public ChatJob {
   }
 
   void on_start() override {
-    send_named_event("message_start", {{"type", "message_start"}, {"message", message(Json::array(), nullptr, nullptr, 0)}});
+    send_named_event("message_start",
+                     {{"type", "message_start"}, {"message", message(Json::array(), nullptr, nullptr, 0)}});
   }
 
   void open_block(Json block) {
@@ -92,8 +93,7 @@ class MessagesJob : public ChatJob {
   Json blocks() const {
     const Choice& c = choices_[0];
     Json list = Json::array();
-    if (!c.reasoning.empty())
-      list.push_back({{"type", "thinking"}, {"thinking", c.reasoning}, {"signature", ""}});
+    if (!c.reasoning.empty()) list.push_back({{"type", "thinking"}, {"thinking", c.reasoning}, {"signature", ""}});
     if (!c.content.empty() || (c.calls.empty() && c.reasoning.empty()))
       list.push_back({{"type", "text"}, {"text", c.content}});
     for (const Call& call : c.calls) {

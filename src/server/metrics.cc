@@ -2,8 +2,15 @@
 
 #include <prometheus/metric_family.h>
 #include <prometheus/text_serializer.h>
+#include <unistd.h>
 
+#include <cstdio>
+#include <ctime>
 #include <sstream>
+
+#include "base/version.h"
+#include "server/access_log.h"
+#include "server/http/http_server.h"
 
 namespace mi::server {
 namespace {
@@ -17,8 +24,8 @@ class Families {
  public:
   explicit Families(std::string model) : model_(std::move(model)) {}
 
-  void gauge(const char* name, const char* help, double v) {
-    ClientMetric m = labelled({});
+  void gauge(const char* name, const char* help, double v, Labels labels = {}) {
+    ClientMetric m = labelled(std::move(labels));
     m.gauge.value = v;
     family(name, help, MetricType::Gauge).metric.push_back(std::move(m));
   }
@@ -62,6 +69,38 @@ class Families {
   std::vector<MetricFamily> families_;
 };
 
+// 0 where /proc does not tell.
+double resident_bytes() {
+  long pages = 0;
+  if (std::FILE* f = std::fopen("/proc/self/statm", "re")) {
+    if (std::fscanf(f, "%*s %ld", &pages) != 1) pages = 0;
+    std::fclose(f);
+  }
+  return double(pages) * double(sysconf(_SC_PAGESIZE));
+}
+double cpu_seconds() {
+  timespec t{};
+  clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
+  return double(t.tv_sec) + double(t.tv_nsec) / 1e9;
+}
+
+void add_http(Families& f, const HttpCounters& c) {
+  const auto count = [&](const char* name, const char* help, const std::atomic<uint64_t>& n) {
+    f.counter(name, help, double(n.load()));
+  };
+  f.gauge("metainfer:http_open_connections", "Client connections.", double(c.open.load()));
+  f.gauge("metainfer:http_open_answers", "Requests that are being answered, this one included.",
+          double(c.answering.load()));
+  count("metainfer:http_connections_total", "Connections accepted.", c.accepted);
+  count("metainfer:http_evicted_connections_total", "Idle connections closed to make room.", c.evicted);
+  count("metainfer:http_turned_away_total", "Connections closed at once, every place being busy.", c.turned_away);
+  count("metainfer:http_slow_readers_total", "Answers cut off because the client did not read.", c.slow_readers);
+  count("metainfer:http_clients_gone_total", "Clients that left before the end of their answer.", c.clients_gone);
+  count("metainfer:http_timeouts_total", "Requests that did not arrive in time.", c.timeouts);
+  count("metainfer:http_malformed_total", "Requests that were no HTTP or beyond its limits.", c.malformed);
+  count("metainfer:tls_failed_handshakes_total", "TLS handshakes that failed.", c.failed_handshakes);
+}
+
 }  // namespace
 
 std::string metrics_text(ServerContext& c) {
@@ -69,8 +108,9 @@ std::string metrics_text(ServerContext& c) {
   Families f(c.model_names.front());
   f.gauge("vllm:num_requests_running", "Sequences in the batch.", double(s.running));
   f.gauge("vllm:num_requests_waiting", "Sequences accepted and not in the batch.", double(s.waiting));
-  f.gauge("vllm:gpu_cache_usage_perc", "Share of KV pages in use, 0 to 1.",
-          s.kv_pages_total ? double(s.kv_pages_used) / double(s.kv_pages_total) : 0);
+  const double kv_share = s.kv_pages_total ? double(s.kv_pages_used) / double(s.kv_pages_total) : 0;
+  f.gauge("vllm:kv_cache_usage_perc", "Share of KV pages in use, 0 to 1.", kv_share);
+  f.gauge("vllm:gpu_cache_usage_perc", "The same under its older name.", kv_share);
   f.gauge("metainfer:kv_pages_total", "KV pages of 64 tokens.", double(s.kv_pages_total));
   f.gauge("metainfer:seconds_since_progress", "Seconds since a step ended or the loop was idle.",
           s.seconds_since_progress);
@@ -92,6 +132,15 @@ std::string metrics_text(ServerContext& c) {
       f.counter("metainfer:api_requests_total", "API requests answered, by endpoint and status.", double(n),
                 {{"endpoint", key.first}, {"status", std::to_string(key.second)}});
   }
+  if (c.http) add_http(f, *c.http);
+  if (c.access_log)
+    f.counter("metainfer:access_log_dropped_total", "Lines that the access log could not take.",
+              double(c.access_log->dropped()));
+  f.gauge("metainfer:worker_restarts", "Workers that the watchdog replaced before this one.", double(c.restarts));
+  f.gauge("metainfer:build_info", "Always 1; the version is a label.", 1, {{"version", version()}});
+  f.gauge("process_start_time_seconds", "Start of the server since the epoch.", double(c.created));
+  f.gauge("process_resident_memory_bytes", "Memory in use.", resident_bytes());
+  f.counter("process_cpu_seconds_total", "Processor time used.", cpu_seconds());
   f.histogram("vllm:request_queue_time_seconds", "Arrival to first step.", s.queue);
   f.histogram("vllm:time_to_first_token_seconds", "Arrival to first token.", s.ttft);
   f.histogram("vllm:time_per_output_token_seconds", "Between tokens of one sequence.", s.inter_token);

@@ -21,7 +21,8 @@ class ResponsesJob : public ChatJob {
     return parse_response(body, context_.defaults, &request_, &told_);
   }
   std::string stream_error(const ApiError& e) override {
-    Json j{{"type", "error"}, {"code", e.code ? Json(*e.code) : Json(e.type)}, {"message", e.message}, {"param", nullptr}};
+    Json j{
+        {"type", "error"}, {"code", e.code ? Json(*e.code) : Json(e.type)}, {"message", e.message}, {"param", nullptr}};
     j["sequence_number"] = sequence_++;
     return "event: error\ndata: " + dump_json(j) + "\n\n";
   }
@@ -74,7 +75,8 @@ class ResponsesJob : public ChatJob {
     Json content = Json::array();
     if (!begun) content.push_back(part_json(i, i.text));
     if (i.kind == ToolPiece::kReasoning)
-      return {{"id", i.id}, {"type", "reasoning"}, {"status", status}, {"summary", Json::array()}, {"content", content}};
+      return {
+          {"id", i.id}, {"type", "reasoning"}, {"status", status}, {"summary", Json::array()}, {"content", content}};
     return {{"id", i.id}, {"type", "message"}, {"status", status}, {"role", "assistant"}, {"content", content}};
   }
 
@@ -126,7 +128,8 @@ class ResponsesJob : public ChatJob {
     } else {
       Json done = with(place_of_part(), "text", i.text);
       if (i.kind == ToolPiece::kContent) done["logprobs"] = Json::array();
-      send(i.kind == ToolPiece::kReasoning ? "response.reasoning_text.done" : "response.output_text.done", std::move(done));
+      send(i.kind == ToolPiece::kReasoning ? "response.reasoning_text.done" : "response.output_text.done",
+           std::move(done));
       send("response.content_part.done", with(place_of_part(), "part", part_json(i, i.text)));
     }
     send("response.output_item.done", {{"output_index", items_.size() - 1}, {"item", item_json(i, status)}});
@@ -158,7 +161,8 @@ class ResponsesJob : public ChatJob {
       // The items as a stream would have made them, each kind in one piece.
       if (!c.reasoning.empty()) add_whole(ToolPiece::kReasoning, c.reasoning);
       if (!c.content.empty()) add_whole(ToolPiece::kContent, c.content);
-      for (const Call& call : c.calls) items_.push_back({ToolPiece::kCallBegin, new_id("fc"), call.arguments, call.id, call.name});
+      for (const Call& call : c.calls)
+        items_.push_back({ToolPiece::kCallBegin, new_id("fc"), call.arguments, call.id, call.name});
     }
     // An answer without a word is still an answer.
     if (items_.empty()) open_item(ToolPiece::kContent);
@@ -168,7 +172,8 @@ class ResponsesJob : public ChatJob {
       output.push_back(item_json(items_[i], i + 1 == items_.size() ? status : "completed"));
     const Json whole = response(status, std::move(output));
     if (!stream_) return respond_whole(whole);
-    send(status == std::string_view("incomplete") ? "response.incomplete" : "response.completed", {{"response", whole}});
+    send(status == std::string_view("incomplete") ? "response.incomplete" : "response.completed",
+         {{"response", whole}});
   }
   void add_whole(ToolPiece::Kind kind, const std::string& text) {
     items_.push_back({kind, new_id(kind == ToolPiece::kReasoning ? "rs" : "msg"), text, {}, {}});

@@ -1,7 +1,6 @@
 #include "server/server.h"
 
 #include <malloc.h>
-#include <openssl/crypto.h>
 
 #include <algorithm>
 #include <boost/asio/post.hpp>
@@ -10,14 +9,18 @@
 #include <map>
 #include <sstream>
 
-#include "base/file.h"
 #include "base/version.h"
+#include "server/access_log.h"
 #include "server/anthropic/request.h"
 #include "server/api/openapi.h"
 #include "server/api/tables.h"
 #include "server/context.h"
+#include "server/heartbeat.h"
+#include "server/http/listener.h"
 #include "server/job.h"
+#include "server/keys.h"
 #include "server/metrics.h"
+#include "server/pages.h"
 
 namespace mi::server {
 namespace {
@@ -26,8 +29,6 @@ constexpr const char* kJson = "application/json";
 // A body of 20 MB can be 1 GB of small JSON values, which the C library would keep after they are freed.
 constexpr size_t kLargeBody = size_t(1) << 20;
 constexpr const char* kModels = "/v1/models";
-// A step takes seconds at most; a loop that has work and ends none for so long is stuck.
-constexpr double kStuckSeconds = 120;
 
 // What each POST route does, on a worker.
 const std::map<std::string_view, Start>& starts() {
@@ -62,7 +63,10 @@ class Api : public ApiServer {
     context_.workers = &workers_;
     context_.defaults = sampling_defaults(context_.text.generation);
   }
-  ~Api() override { stop(0); }
+  ~Api() override {
+    heartbeat_.reset();  // asks the http server
+    stop(0);
+  }
 
   Status begin() {
     if (const text::Tokenizer* t = context_.text.tokenizer.get()) {
@@ -79,26 +83,68 @@ class Api : public ApiServer {
     context_.model_facts["reasoning"] = !context_.format.think.empty() || context_.format.name == "harmony";
     context_.model_facts["chat_template"] = context_.text.chat != nullptr;
     context_.model_facts["embedding_size"] = context_.loop->limits().hidden;
-    openapi_ = dump_json(openapi(version(), !options_.api_keys.empty()));
+    openapi_ = dump_json(openapi(version(), options_.model_names, !options_.api_key_file.empty()));
     for (const RouteSpec& r : routes())
-      MI_CHECK((r.body != nullptr) == (starts().count(r.path) == 1), "route {} has a body and no handler, or no body", r.path);
+      MI_CHECK((r.body != nullptr) == (starts().count(r.path) == 1), "route {} has a body and no handler, or no body",
+               r.path);
     HttpHandlers h;
     h.early = [this](const HttpRequest& r) { return early(r); };
     h.handle = [this](std::shared_ptr<Exchange> e) { handle(std::move(e)); };
     h.error_body = [](int status, const std::string& message) { return error_json(plain_error(status, message)); };
-    MI_TRY(http_, HttpServer::listen(options_.host, options_.port, options_.http, std::move(h)));
+    if (!options_.api_key_file.empty()) {
+      MI_TRY(KeyRing keys, KeyRing::read(options_.api_key_file));
+      keys_ = std::make_shared<const KeyRing>(std::move(keys));
+    }
+    if (!options_.access_log.empty()) {
+      MI_TRY(log_, AccessLog::open(options_.access_log));
+      h.done = [this](const AccessRecord& r) { log_->write(r); };
+      context_.access_log = log_.get();
+    }
+    std::shared_ptr<TlsContext> tls;
+    if (has_tls()) {
+      MI_TRY(tls, read_tls(options_.tls_cert, options_.tls_key));
+    }
+    int listener = options_.listener;
+    if (listener < 0) {
+      MI_TRY(listener, open_listener(options_.host, options_.port));
+    }
+    address_ = bound_address(listener);
+    heartbeat_ = std::make_unique<Heartbeat>();
+    context_.restarts = heartbeat_->restarts();
+    http_ = HttpServer::start(listener, options_.http, std::move(h), std::move(tls));
+    context_.http = &http_->counters();
+    heartbeat_->begin(std::clamp(options_.stuck_seconds / 5, 0.1, 5.0), [this] { return alive(); });
     return {};
   }
 
   std::string url() const override {
-    const bool v6 = options_.host.find(':') != std::string::npos;
-    return fmt::format("http://{}:{}", v6 ? "[" + options_.host + "]" : options_.host, http_->port());
+    const bool v6 = address_.host.find(':') != std::string::npos;
+    return fmt::format("{}://{}:{}", has_tls() ? "https" : "http", v6 ? "[" + address_.host + "]" : address_.host,
+                       address_.port);
+  }
+
+  bool can_reload() const override {
+    return has_tls() || !options_.api_key_file.empty() || (log_ && options_.access_log != "-");
+  }
+
+  Status reload() override {
+    if (!options_.api_key_file.empty()) {
+      MI_TRY(KeyRing keys, KeyRing::read(options_.api_key_file));
+      std::atomic_store(&keys_, std::make_shared<const KeyRing>(std::move(keys)));
+    }
+    if (has_tls()) {
+      MI_TRY(auto tls, read_tls(options_.tls_cert, options_.tls_key));
+      http_->set_tls(std::move(tls));
+    }
+    if (log_) MI_TRY_VOID(log_->reopen());
+    return {};
   }
 
   void stop(double drain_seconds) override {
     if (stopped_ || !http_) return;
     stopped_ = true;
     context_.draining = true;
+    heartbeat_->stopping();
     http_->stop_accepting();
     context_.loop->drain(std::chrono::milliseconds(int64_t(drain_seconds * 1000)));
     http_->shut_down(drain_seconds > 0 ? 5 : 0);
@@ -113,31 +159,42 @@ class Api : public ApiServer {
     return {status, anthropic ? anthropic_error_json(e) : error_json(e), std::move(headers)};
   }
 
-  // Equal time whatever the difference; every key is looked at.
-  bool key_is_known(const std::string& given) const {
-    bool found = false;
-    for (const std::string& key : options_.api_keys)
-      found |= key.size() == given.size() && CRYPTO_memcmp(key.data(), given.data(), key.size()) == 0;
-    return found;
+  bool has_tls() const { return !options_.tls_cert.empty(); }
+
+  bool is_stuck() const { return context_.loop->stats().seconds_since_progress > options_.stuck_seconds; }
+
+  // On the heartbeat's thread: the io thread has taken up what it was given last time, and the model gets on.
+  bool alive() {
+    if (io_answered_->exchange(false)) {
+      http_->ping([answered = io_answered_] { *answered = true; });
+      io_alive_ = true;
+    } else {
+      io_alive_ = false;
+    }
+    return io_alive_ && !is_stuck();
+  }
+
+  // Pages are for browsers, not a part of the API that /openapi.json describes.
+  static const RouteSpec& page_route() {
+    static const RouteSpec page{"/ui", "GET HEAD", "page", "A page for people."};
+    return page;
+  }
+  const RouteSpec* find(const std::string& path) const {
+    if (const RouteSpec* r = find_route(path)) return r;
+    return options_.ui && find_page(path) ? &page_route() : nullptr;
   }
 
   EarlyAnswer early(const HttpRequest& r) {
-    const RouteSpec* route = find_route(r.path);
-    if (!options_.api_keys.empty() && !(route && route->open)) {
-      bool ok = false;
-      if (r.authorization.size() == 1) {
-        const std::string& a = r.authorization[0];
-        std::string scheme = a.substr(0, 7);
-        std::transform(scheme.begin(), scheme.end(), scheme.begin(),
-                       [](unsigned char c) { return char(std::tolower(c)); });
-        ok = scheme == "bearer " && key_is_known(a.substr(7));
-      }
-      if (!ok)
-        return refuse(route, 401, "a valid API key is needed: Authorization: Bearer KEY", {{"WWW-Authenticate", "Bearer"}},
-                      "invalid_api_key");
-    }
-    if (!route)
-      return refuse(route, 404, "there is nothing at this path; /openapi.json describes the API");
+    const RouteSpec* route = find(r.path);
+    const auto keys = std::atomic_load(&keys_);
+    if (keys && !(route && route->open) && !keys->admits(r))
+      return refuse(
+          route, 401, "a valid API key is needed: Authorization: Bearer KEY",
+          {{"WWW-Authenticate", route == &page_route()
+                                    ? R"(Basic realm="metainfer: any name, an API key as password", charset="UTF-8")"
+                                    : "Bearer"}},
+          "invalid_api_key");
+    if (!route) return refuse(route, 404, "there is nothing at this path; /openapi.json describes the API");
     const std::vector<std::string> methods = methods_of(*route);
     if (std::find(methods.begin(), methods.end(), r.method) == methods.end()) {
       std::string allow;
@@ -158,26 +215,41 @@ class Api : public ApiServer {
             {"details", context_.model_facts}};
   }
 
-  void answer_ready(Exchange& e) const {
-    const runtime::Stats s = context_.loop->stats();
-    const int64_t places = options_.max_in_flight;
-    const char* status = context_.draining || s.draining                       ? "draining"
-                         : s.seconds_since_progress > kStuckSeconds            ? "stuck"
-                         : places > 0 && s.running + s.waiting >= places       ? "full"
-                                                                               : "ready";
-    e.respond(status == std::string_view("ready") ? 200 : 503, kJson, dump_json(Json{{"status", status}}));
+  void answer_tokenizer_info(Exchange& e) const {
+    if (!context_.text.tokenizer)
+      return e.respond(404, kJson, error_json(plain_error(404, "this model has no tokenizer")));
+    const auto or_null = [](const std::string& s) { return s.empty() ? Json() : Json(s); };
+    const text::TemplateVars& t = context_.text.tokens;
+    e.respond(200, kJson,
+              dump_json(Json{{"tokenizer_class", "metainfer"},
+                             {"vocab_size", context_.text.tokenizer->vocab()},
+                             {"add_bos_token", false},
+                             {"bos_token", or_null(t.bos_token)},
+                             {"eos_token", or_null(t.eos_token)},
+                             {"pad_token", or_null(t.pad_token)},
+                             {"unk_token", or_null(t.unk_token)},
+                             {"chat_template", or_null(context_.text.chat_source)}}));
   }
 
   void handle(std::shared_ptr<Exchange> e) {
     const std::string& path = e->request().path;
     if (path == "/health") {
-      e->respond(200, kJson, R"({"status":"ok"})");
+      // 503 is for whoever restarts what is stuck; a server that drains is healthy.
+      is_stuck() ? e->respond(503, kJson, R"({"status":"stuck"})") : e->respond(200, kJson, R"({"status":"ok"})");
     } else if (path == "/ready") {
-      answer_ready(*e);
+      const bool draining = context_.draining;
+      if (draining || is_stuck())
+        e->respond(503, kJson, draining ? R"({"status":"draining"})" : R"({"status":"stuck"})");
+      else
+        e->respond(200, kJson, R"({"status":"ready"})");
     } else if (path == "/version") {
       e->respond(200, kJson, dump_json(Json{{"version", version()}, {"name", "metainfer"}}));
+    } else if (path == "/tokenizer_info") {
+      answer_tokenizer_info(*e);
     } else if (path == "/openapi.json") {
       e->respond(200, kJson, openapi_);
+    } else if (const UiFile* file = options_.ui ? find_page(path) : nullptr) {
+      send_page(*e, *file);
     } else if (path == "/metrics") {
       e->respond(200, "text/plain; version=0.0.4; charset=utf-8", metrics_text(context_));
     } else if (path == kModels) {
@@ -206,7 +278,13 @@ class Api : public ApiServer {
   boost::asio::thread_pool workers_;
   ServerContext context_;
   std::string openapi_;
+  std::shared_ptr<const KeyRing> keys_;  // null: no key needed; read and replaced atomically
+  std::unique_ptr<AccessLog> log_;       // outlives the http server, which writes to it
+  BoundAddress address_;
   std::unique_ptr<HttpServer> http_;
+  std::shared_ptr<std::atomic<bool>> io_answered_ = std::make_shared<std::atomic<bool>>(true);
+  bool io_alive_ = true;
+  std::unique_ptr<Heartbeat> heartbeat_;
   bool stopped_ = false;
 };
 
@@ -218,18 +296,6 @@ Result<std::unique_ptr<ApiServer>> ApiServer::start(runtime::EngineLoop& loop, t
   auto a = std::make_unique<Api>(loop, std::move(text), std::move(options));
   MI_TRY_VOID(a->begin());
   return std::unique_ptr<ApiServer>(std::move(a));
-}
-
-Result<std::vector<std::string>> read_api_keys(const std::string& file) {
-  MI_TRY(const std::string content, read_file(file, size_t(1) << 20));
-  std::vector<std::string> keys;
-  std::istringstream lines(content);
-  for (std::string line; std::getline(lines, line);) {
-    while (!line.empty() && isspace(static_cast<unsigned char>(line.back()))) line.pop_back();
-    if (!line.empty() && line[0] != '#') keys.push_back(line);
-  }
-  if (keys.empty()) return bad_input("{}: holds no API key (one a line)", file);
-  return keys;
 }
 
 }  // namespace mi::server

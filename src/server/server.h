@@ -17,14 +17,18 @@ struct ServeOptions {
   std::string host = "127.0.0.1";
   int port = 8000;                       // 0: a free one
   std::vector<std::string> model_names;  // accepted as "model"; the first is listed
-  std::vector<std::string> api_keys;     // empty: no key needed
+  std::string api_key_file;              // empty: no key needed
+  std::string tls_cert, tls_key;         // empty: plain HTTP
+  std::string access_log;                // empty: none; "-": standard output
+  bool ui = true;                        // the pages for people
   int64_t vocab = 0;                     // of the logits
   std::vector<int64_t> eos_ids;
-  int64_t max_seq_len = 0;    // what /v1/models tells
-  int64_t max_in_flight = 0;  // requests that run or wait before more are refused; 0: no limit. For /ready
+  int64_t max_seq_len = 0;            // what /v1/models tells
   Json model_facts = Json::object();  // further facts for /v1/models
-  int worker_threads = 2;   // templates, tokenizing, rendering
+  int worker_threads = 2;             // templates, tokenizing, rendering
   HttpLimits http;
+  double stuck_seconds = 120;  // without progress for so long: /health and /ready say 503, no sign of life is given
+  int listener = -1;           // a listening socket from the parent process; -1: host and port
 };
 
 class ApiServer {
@@ -34,11 +38,11 @@ class ApiServer {
                                                   ServeOptions options);
   virtual ~ApiServer() = default;
   virtual std::string url() const = 0;
+  // Reads the keys and the certificate again, and opens the access log again; where one fails, the old one stays.
+  virtual Status reload() = 0;
+  virtual bool can_reload() const = 0;  // there is something to read
   // New work is answered with 503, running answers go on up to drain_seconds; then everything closes.
   virtual void stop(double drain_seconds) = 0;
 };
-
-// One key a line; blank lines and lines that begin with # are skipped. Refuses a file without keys.
-Result<std::vector<std::string>> read_api_keys(const std::string& file);
 
 }  // namespace mi::server

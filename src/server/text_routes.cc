@@ -72,7 +72,8 @@ TextJob::Answer detokenize(const ServerContext& c, const Json& body) {
   if (auto e = wrong_model(c, r.model)) return *e;
   for (int32_t id : r.tokens)
     if (id >= c.text.tokenizer->vocab())
-      return bad_field("tokens", fmt::format("tokens holds {}; the tokenizer has {} tokens", id, c.text.tokenizer->vocab()));
+      return bad_field("tokens",
+                       fmt::format("tokens holds {}; the tokenizer has {} tokens", id, c.text.tokenizer->vocab()));
   auto text = c.text.tokenizer->decode(r.tokens, r.skip_special_tokens);
   if (!text.ok()) return bad_field("tokens", text.error().message());
   const std::string clean = clean_utf8(*text);
@@ -94,11 +95,14 @@ void start_tokenize(ServerContext& c, std::shared_ptr<Exchange> e) {
   std::make_shared<TextJob>(c, e, "tokenize")->begin(e->request().body, [&](const Json& b) { return tokenize(c, b); });
 }
 void start_detokenize(ServerContext& c, std::shared_ptr<Exchange> e) {
-  std::make_shared<TextJob>(c, e, "detokenize")->begin(e->request().body, [&](const Json& b) { return detokenize(c, b); });
+  std::make_shared<TextJob>(c, e, "detokenize")->begin(e->request().body, [&](const Json& b) {
+    return detokenize(c, b);
+  });
 }
 void start_apply_template(ServerContext& c, std::shared_ptr<Exchange> e) {
-  std::make_shared<TextJob>(c, e, "apply_template")
-      ->begin(e->request().body, [&](const Json& b) { return apply_template(c, b); });
+  std::make_shared<TextJob>(c, e, "apply_template")->begin(e->request().body, [&](const Json& b) {
+    return apply_template(c, b);
+  });
 }
 
 }  // namespace mi::server

@@ -29,13 +29,13 @@ Result<ModelText> load_model_text(const std::filesystem::path& dir) {
     MI_TRY(t.tokenizer, Tokenizer::load(p));
   }
   MI_TRY(t.generation, json_or_empty(dir / "generation_config.json"));
+  MI_TRY(const Json config, json_or_empty(dir / "tokenizer_config.json"));
+  t.tokens = {token_text(config, "bos_token"), token_text(config, "eos_token"), token_text(config, "pad_token"),
+              token_text(config, "unk_token")};
   if (const Path p = dir / "chat_template.jinja"; std::filesystem::exists(p)) {
-    MI_TRY(const Json config, json_or_empty(dir / "tokenizer_config.json"));
-    TemplateVars vars{token_text(config, "bos_token"), token_text(config, "eos_token"), token_text(config, "pad_token"),
-                      token_text(config, "unk_token")};
     MI_TRY(std::string source, read_file(p, size_t(4) << 20));
     t.chat_source = source;
-    auto compiled = ChatTemplate::compile(std::move(source), std::move(vars));
+    auto compiled = ChatTemplate::compile(std::move(source), t.tokens);
     if (!compiled.ok()) return compiled.error().with_context(p.string());
     t.chat = std::move(compiled).value();
   }

@@ -16,6 +16,7 @@ struct ModelText {
   std::shared_ptr<const Tokenizer> tokenizer;   // null: the model was exported without tokenizer.json
   std::shared_ptr<const ChatTemplate> chat;     // null: no chat template
   std::string chat_source;                      // its source
+  TemplateVars tokens;                          // what tokenizer_config.json calls the begin, end ... tokens; "" if absent
   Json generation;                              // generation_config.json, an empty object if absent
 };
 

@@ -56,7 +56,7 @@ class Server:
         self.lines = []
         for line in self.process.stdout:
             self.lines.append(line)
-            found = re.search(r"listening on (http://\S+)", line)
+            found = re.search(r"listening on (https?://\S+)", line)
             if found:
                 self.url = found.group(1)
                 return

@@ -97,7 +97,7 @@ def test_streamed_events_are_as_described(server, doc):
 
 
 def test_routes_outside_of_the_description_are_404(server, doc):
-    for path in ("/", "/v1", "/v1/chat", "/v2/models", "/openapi.yaml", "/v1/messages/", "/tokenize/x"):
+    for path in ("/v1", "/v1/chat", "/v2/models", "/openapi.yaml", "/v1/messages/", "/tokenize/x"):
         status, text = call(server, path)
         assert (path in doc["paths"]) or status == 404, path
 
@@ -198,6 +198,37 @@ def test_free_calls_go_round(server):
     last = ask(server, "/v1/responses", {**same, "tools": functions, "input": question + items + [
         {"type": "function_call_output", "call_id": items[-1]["call_id"], "output": result}]})
     assert last["output"][0]["content"][0]["text"] == words
+
+
+def test_strict_tools_are_obeyed_where_the_model_is_free(server):
+    """The model wants to say Paris; the schema has no Paris."""
+    tool = {"name": "get_weather", "description": "Weather in a city", "parameters": CITY}
+    question = [{"role": "user", "content": "What is the weather in Paris?"}]
+
+    def arguments(strict, **more):
+        body = {**M, "messages": question, "max_tokens": 60, "temperature": 0, "tools": [{"type": "function", "function": {**tool, "strict": strict}}], **more}
+        return [json.loads(c["function"]["arguments"]) for c in ask(server, "/v1/chat/completions", body)["choices"][0]["message"]["tool_calls"]]
+    assert arguments(False) == [{"city": "Paris"}]
+    for found in (arguments(True), arguments(True, parallel_tool_calls=False)):
+        for value in found:
+            jsonschema.validate(value, CITY)
+    # Text stays free.
+    free = {**M, "messages": QUESTION, "temperature": 0, "tools": [{"type": "function", "function": {**tool, "strict": True}}]}
+    assert ask(server, "/v1/chat/completions", free)["choices"][0]["message"]["content"] == "68"
+    message = ask(server, "/v1/messages", {**M, "messages": question, "max_tokens": 60, "temperature": 0, "tools": [
+        {"name": "get_weather", "description": "Weather in a city", "input_schema": CITY, "strict": True}]})
+    jsonschema.validate([b for b in message["content"] if b["type"] == "tool_use"][0]["input"], CITY)
+
+
+def test_stop_sequences_in_messages(server):
+    body = {**M, "messages": [{"role": "user", "content": "Tell me a story about a frog."}], "max_tokens": 40, "temperature": 0}
+    text = ask(server, "/v1/messages", body)["content"][0]["text"]
+    assert len(text) > 20
+    stop = text[10:14]
+    cut = ask(server, "/v1/messages", {**body, "stop_sequences": ["nowhere to be seen", stop]})
+    assert (cut["stop_reason"], cut["stop_sequence"], cut["content"][0]["text"]) == ("stop_sequence", stop, text[:text.find(stop)])
+    seen = events(server, "/v1/messages", {**body, "stop_sequences": [stop]})
+    assert seen[-2][1]["delta"] == {"stop_reason": "stop_sequence", "stop_sequence": stop}
 
 
 @pytest.mark.parametrize("path,field", [("/v1/chat/completions", "messages"), ("/v1/completions", "prompt")])

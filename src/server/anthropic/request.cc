@@ -22,9 +22,10 @@ std::optional<ApiError> joined_text(const Json& content, const std::string& wher
   for (const Json& block : content) {
     const std::string type = type_of(block);
     if (type != "text")
-      return bad_field(where, type.empty() ? where + ": every block must be an object with a type"
-                                           : fmt::format("{}: blocks of type '{}' are not supported here; this model reads text",
-                                                         where, type.substr(0, 40)));
+      return bad_field(where, type.empty()
+                                  ? where + ": every block must be an object with a type"
+                                  : fmt::format("{}: blocks of type '{}' are not supported here; this model reads text",
+                                                where, type.substr(0, 40)));
     if (!has_text(block, "text")) return bad_field(where, where + ": a text block without its text");
     *out += (first ? "" : "\n") + block["text"].get<std::string>();
     first = false;
@@ -138,8 +139,8 @@ std::optional<ApiError> read_tools(const Json& tools, ChatRequest* out) {
     if (t.contains("type") && !t["type"].is_null() && t["type"] != "custom")
       return bad_field("tools", where + ": only tools that the client runs are supported (type custom, or none)");
     Json f = Json::object();
-    for (const auto& [from, to] :
-         {std::pair{"name", "name"}, std::pair{"description", "description"}, std::pair{"input_schema", "parameters"}})
+    for (const auto& [from, to] : {std::pair{"name", "name"}, std::pair{"description", "description"},
+                                   std::pair{"input_schema", "parameters"}, std::pair{"strict", "strict"}})
       if (t.contains(from)) f[to] = t[from];
     list.push_back({{"type", "function"}, {"function", std::move(f)}});
   }
@@ -206,7 +207,8 @@ void read_input(Fields& f, ChatRequest* out) {
     const std::string type = type_of(*thinking);
     if (type != "enabled" && type != "disabled" && type != "adaptive")
       return f.fault(bad_field("thinking", "thinking must be an object of type enabled, disabled or adaptive"));
-    out->template_kwargs = {{"enable_thinking", type != "disabled"}, {"thinking", type != "disabled"}, {"thinking_mode", type}};
+    out->template_kwargs = {
+        {"enable_thinking", type != "disabled"}, {"thinking", type != "disabled"}, {"thinking_mode", type}};
   }
   if (output) check(read_output(*output, out));
   if (f.ok()) check(check_chat(out));

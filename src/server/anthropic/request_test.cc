@@ -29,12 +29,13 @@ TEST(MessageParse, AConversationWithToolsBecomesAChat) {
     "tool_choice": {"type": "any", "disable_parallel_tool_use": true}, "stop_sequences": ["x"], "thinking": {"type": "disabled"})",
                        &r);
   ASSERT_FALSE(e) << e->message;
-  EXPECT_EQ(r.messages, parse_json(R"([{"role": "system", "content": "be kind"}, {"role": "user", "content": "weather?"},
+  EXPECT_EQ(r.messages,
+            parse_json(R"([{"role": "system", "content": "be kind"}, {"role": "user", "content": "weather?"},
     {"role": "assistant", "content": "let me see", "reasoning_content": "hm",
      "tool_calls": [{"id": "t1", "type": "function", "function": {"name": "weather", "arguments": {"city": "Oslo"}}}]},
     {"role": "tool", "content": "rain", "tool_call_id": "t1"}, {"role": "user", "content": "and Rome?"}])",
-                                   "m")
-                            .value());
+                       "m")
+                .value());
   EXPECT_EQ(r.tool_choice, ToolChoice::kRequired);
   EXPECT_FALSE(r.parallel_tool_calls);
   EXPECT_EQ(r.max_tokens, 7);
@@ -47,11 +48,15 @@ TEST(MessageParse, Refusals) {
   EXPECT_THAT(error(R"("messages": [])"), HasSubstr("messages is empty"));
   EXPECT_THAT(error(R"("messages": [{"role": "user", "content": [{"type": "image"}]}])"), HasSubstr("'image'"));
   EXPECT_THAT(error(R"("messages": [{"role": "tool", "content": "x"}])"), HasSubstr("'tool'"));
-  EXPECT_THAT(error(R"("messages": [{"role": "user", "content": "x"}], "tools": [{"type": "web_search_1", "name": "w"}])"),
-              HasSubstr("client runs"));
-  EXPECT_THAT(error(R"("messages": [{"role": "user", "content": "x"}], "tool_choice": {"type": "any"})"), HasSubstr("no tools"));
-  EXPECT_THAT(error(R"("messages": [{"role": "user", "content": "x"}], "mcp_servers": [])"), HasSubstr("mcp_servers is not supported"));
-  EXPECT_THAT(error(R"("messages": [{"role": "user", "content": "x"}], "presence_penalty": 1)"), HasSubstr("unknown field"));
+  EXPECT_THAT(
+      error(R"("messages": [{"role": "user", "content": "x"}], "tools": [{"type": "web_search_1", "name": "w"}])"),
+      HasSubstr("client runs"));
+  EXPECT_THAT(error(R"("messages": [{"role": "user", "content": "x"}], "tool_choice": {"type": "any"})"),
+              HasSubstr("no tools"));
+  EXPECT_THAT(error(R"("messages": [{"role": "user", "content": "x"}], "mcp_servers": [])"),
+              HasSubstr("mcp_servers is not supported"));
+  EXPECT_THAT(error(R"("messages": [{"role": "user", "content": "x"}], "presence_penalty": 1)"),
+              HasSubstr("unknown field"));
 }
 
 TEST(MessageParse, ErrorsHaveTheirOwnShape) {

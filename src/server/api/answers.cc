@@ -11,8 +11,8 @@ constexpr const char* kAnswers = R"json({
   "param": {"type": ["string", "null"]}, "code": {"type": ["string", "null"]}}}}},
 "AnthropicError": {"type": "object", "required": ["type", "error"], "additionalProperties": false, "properties": {"type": {"const": "error"},
   "error": {"type": "object", "required": ["type", "message"], "properties": {"type": {"type": "string"}, "message": {"type": "string"}}}}},
-"Health": {"type": "object", "required": ["status"], "properties": {"status": {"const": "ok"}}},
-"Ready": {"type": "object", "required": ["status"], "properties": {"status": {"enum": ["ready", "draining", "full", "stuck"]}}},
+"Health": {"type": "object", "required": ["status"], "properties": {"status": {"enum": ["ok", "stuck"]}}},
+"Ready": {"type": "object", "required": ["status"], "properties": {"status": {"enum": ["ready", "draining", "stuck"]}}},
 "Version": {"type": "object", "required": ["version"], "properties": {"version": {"type": "string"}, "name": {"type": "string"}}},
 "Model": {"type": "object", "required": ["id", "object", "created", "owned_by", "max_model_len"], "properties": {"id": {"type": "string"},
   "object": {"const": "model"}, "created": {"type": "integer"}, "owned_by": {"type": "string"}, "max_model_len": {"type": "integer"},
@@ -59,6 +59,10 @@ constexpr const char* kAnswers = R"json({
   "data": {"type": "array", "items": {"type": "object", "required": ["object", "index", "embedding"], "properties": {"object": {"const": "embedding"},
     "index": {"type": "integer"}, "embedding": {"anyOf": [{"type": "array", "items": {"type": "number"}}, {"type": "string"}]}}}},
   "usage": {"type": "object", "required": ["prompt_tokens", "total_tokens"], "properties": {"prompt_tokens": {"type": "integer"}, "total_tokens": {"type": "integer"}}}}},
+"TokenizerInfo": {"type": "object", "required": ["tokenizer_class", "vocab_size", "add_bos_token"], "additionalProperties": false, "properties": {
+  "tokenizer_class": {"type": "string"}, "vocab_size": {"type": "integer"}, "add_bos_token": {"const": false}, "bos_token": {"type": ["string", "null"]},
+  "eos_token": {"type": ["string", "null"]}, "pad_token": {"type": ["string", "null"]}, "unk_token": {"type": ["string", "null"]},
+  "chat_template": {"type": ["string", "null"]}}},
 "Tokens": {"type": "object", "required": ["tokens", "count", "max_model_len"], "additionalProperties": false, "properties": {
   "tokens": {"type": "array", "items": {"type": "integer"}}, "count": {"type": "integer"}, "max_model_len": {"type": "integer"},
   "token_strs": {"type": "array", "items": {"type": "string"}},

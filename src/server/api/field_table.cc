@@ -1,5 +1,10 @@
 #include "server/api/field_table.h"
 
+#include <map>
+#include <mutex>
+
+#include "base/check.h"
+
 namespace mi::server {
 
 FieldSpec text_field(const char* name, const char* about, FieldUse use) {
@@ -74,6 +79,98 @@ Json value_schema(const FieldSpec& f) {
 }
 
 }  // namespace
+
+namespace {
+
+const char* type_name(const Json& j) {
+  if (j.is_number_integer()) return "integer";
+  if (j.is_number()) return "number";
+  return j.type_name();
+}
+bool has_type(const Json& j, const std::string& type) {
+  const std::string found = type_name(j);
+  return found == type || (found == "integer" && type == "number");
+}
+
+std::optional<std::string> object_mismatch(const Json& schema, const Json& value, const std::string& place) {
+  if (schema.contains("required"))
+    for (const Json& name : schema["required"])
+      if (!value.contains(name.get<std::string>()))
+        return fmt::format("{}.{} is missing", place, name.get<std::string>());
+  static const Json none = Json::object();
+  const Json& properties = schema.contains("properties") ? schema["properties"] : none;
+  for (const auto& [key, member] : value.items()) {
+    const std::string at = place + "." + key.substr(0, 100);
+    if (properties.contains(key)) {
+      if (auto e = schema_mismatch(properties[key], member, at)) return e;
+    } else if (schema.contains("additionalProperties")) {
+      const Json& more = schema["additionalProperties"];
+      if (more.is_boolean()) return fmt::format("{} is unknown", at);
+      if (auto e = schema_mismatch(more, member, at)) return e;
+    }
+  }
+  return std::nullopt;
+}
+
+}  // namespace
+
+std::optional<std::string> schema_mismatch(const Json& schema, const Json& value, const std::string& place) {
+  if (schema.contains("anyOf")) {
+    std::optional<std::string> first;
+    for (const Json& option : schema["anyOf"]) {
+      auto e = schema_mismatch(option, value, place);
+      if (!e) return std::nullopt;
+      if (!first) first = std::move(e);
+    }
+    return first;
+  }
+  const auto one_of = [&](const Json& list) {
+    for (const Json& e : list)
+      if (e == value) return true;
+    return false;
+  };
+  if ((schema.contains("enum") && !one_of(schema["enum"])) || (schema.contains("const") && schema["const"] != value))
+    return fmt::format("{} must be {}", place,
+                       schema.contains("enum") ? "one of " + dump_json(schema["enum"]) : dump_json(schema["const"]));
+  if (schema.contains("type")) {
+    const Json& t = schema["type"];
+    const Json types = t.is_array() ? t : Json::array({t});
+    bool fits = false;
+    for (const Json& one : types) fits = fits || has_type(value, one.get<std::string>());
+    if (!fits)
+      return fmt::format("{} must be of type {}, not {}", place, t.is_array() ? dump_json(t) : t.get<std::string>(),
+                         type_name(value));
+  }
+  if (value.is_number() && ((schema.contains("minimum") && value < schema["minimum"]) ||
+                            (schema.contains("maximum") && value > schema["maximum"])))
+    return fmt::format("{} is out of range", place);
+  if (value.is_string() && schema.contains("minLength") && value.get_ref<const std::string&>().empty())
+    return fmt::format("{} is empty", place);
+  if (value.is_array()) {
+    if (schema.contains("minItems") && value.size() < schema["minItems"].get<size_t>())
+      return fmt::format("{} has too few entries", place);
+    if (schema.contains("maxItems") && value.size() > schema["maxItems"].get<size_t>())
+      return fmt::format("{} has too many entries", place);
+    if (schema.contains("items"))
+      for (size_t i = 0; i < value.size(); ++i)
+        if (auto e = schema_mismatch(schema["items"], value[i], fmt::format("{}[{}]", place, i))) return e;
+  }
+  if (value.is_object()) return object_mismatch(schema, value, place);
+  return std::nullopt;
+}
+
+std::optional<std::string> field_mismatch(const FieldTable& table, size_t index, const Json& value) {
+  static std::mutex mutex;
+  static std::map<const FieldTable*, Json> made;
+  const Json* properties;
+  {
+    std::lock_guard lock(mutex);
+    Json& schema = made[&table];
+    if (schema.is_null()) schema = schema_of(table);
+    properties = &schema["properties"];
+  }
+  return schema_mismatch((*properties)[table[index].name], value, table[index].name);
+}
 
 Json schema_of(const FieldTable& table) {
   Json properties = Json::object(), required = Json::array();

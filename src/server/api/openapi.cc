@@ -22,7 +22,7 @@ std::string body_name(const RouteSpec& r) {
   return name + "_request";
 }
 
-Json operation(const RouteSpec& r, const std::string& method, bool keys) {
+Json operation(const RouteSpec& r, const std::string& method, const std::vector<std::string>& models, bool keys) {
   const bool head = method == "HEAD";
   const char* errors = r.dialect == Dialect::kAnthropic ? "AnthropicError" : "Error";
   Json o{{"operationId", head ? std::string(r.id) + "_head" : std::string(r.id)}, {"summary", r.about}};
@@ -32,12 +32,16 @@ Json operation(const RouteSpec& r, const std::string& method, bool keys) {
     o["parameters"] = Json::array({{{"name", path.substr(open + 1, path.size() - open - 2)},
                                     {"in", "path"},
                                     {"required", true},
-                                    {"schema", {{"type", "string"}}}}});
+                                    {"schema", {{"type", "string"}, {"enum", models}}}}});
   Json good = r.answer ? content("application/json", schema_ref(r.answer)) : Json();
-  if (!r.answer) good = path == "/metrics" ? content("text/plain", {{"type", "string"}}) : content("application/json", {{"type", "object"}});
+  if (!r.answer)
+    good = path == "/metrics" ? content("text/plain", {{"type", "string"}})
+                              : content("application/json", {{"type", "object"}});
   if (r.event) {
     good["text/event-stream"] = {
-        {"schema", {{"type", "string"}, {"description", fmt::format("with stream: true; the data of each event is a {}", r.event)}}}};
+        {"schema",
+         {{"type", "string"},
+          {"description", fmt::format("with stream: true; the data of each event is a {}", r.event)}}}};
     good["text/event-stream"]["x-event"] = schema_ref(r.event);
   }
   Json& answers = o["responses"];
@@ -45,7 +49,11 @@ Json operation(const RouteSpec& r, const std::string& method, bool keys) {
   const auto add_error = [&](const char* status, const std::string& about) {
     answers[status] = answer(about, head ? Json() : content("application/json", schema_ref(errors)));
   };
-  if (path == "/ready") answers["503"] = answer("Not now.", head ? Json() : content("application/json", schema_ref("Ready")));
+  if (path == "/health")
+    answers["503"] =
+        answer("The model makes no progress.", head ? Json() : content("application/json", schema_ref("Health")));
+  if (path == "/ready")
+    answers["503"] = answer("Not now.", head ? Json() : content("application/json", schema_ref("Ready")));
   if (!r.open && keys) add_error("401", "A valid key is needed.");
   if (path.find('{') != std::string_view::npos) add_error("404", "No such model.");
   if (r.body) {
@@ -62,13 +70,14 @@ Json operation(const RouteSpec& r, const std::string& method, bool keys) {
 
 }  // namespace
 
-Json openapi(const char* version, bool keys) {
+Json openapi(const char* version, const std::vector<std::string>& models, bool keys) {
   Json doc{{"openapi", "3.1.0"},
            {"info",
             {{"title", "metainfer"},
              {"version", version},
              {"description",
-              "Unknown fields are refused by name. A field that is marked as ignored is accepted whatever it holds, because it "
+              "Unknown fields are refused by name. A field that is marked as ignored is accepted whatever it holds, "
+              "because it "
               "could not change the answer; one that is marked as not supported is refused."}}}};
   Json schemas = answer_schemas();
   for (const RouteSpec& r : routes()) {
@@ -76,14 +85,20 @@ Json openapi(const char* version, bool keys) {
     for (std::string m; methods >> m;) {
       std::string key = m;
       std::transform(key.begin(), key.end(), key.begin(), [](unsigned char c) { return char(std::tolower(c)); });
-      doc["paths"][r.path][key] = operation(r, m, keys);
+      doc["paths"][r.path][key] = operation(r, m, models, keys);
     }
-    if (r.body) schemas[body_name(r)] = schema_of(r.body());
+    if (!r.body) continue;
+    Json schema = schema_of(r.body());
+    Json& model = schema["properties"]["model"];
+    model["enum"] = models;
+    if (model["type"].is_array()) model["enum"].push_back(nullptr);
+    schemas[body_name(r)] = std::move(schema);
   }
   doc["components"]["schemas"] = std::move(schemas);
   if (keys) {
-    doc["components"]["securitySchemes"] = {{"bearer", {{"type", "http"}, {"scheme", "bearer"}}},
-                                            {"x-api-key", {{"type", "apiKey"}, {"in", "header"}, {"name", "x-api-key"}}}};
+    doc["components"]["securitySchemes"] = {
+        {"bearer", {{"type", "http"}, {"scheme", "bearer"}}},
+        {"x-api-key", {{"type", "apiKey"}, {"in", "header"}, {"name", "x-api-key"}}}};
     doc["security"] = Json::array({{{"bearer", Json::array()}}, {{"x-api-key", Json::array()}}});
   }
   return doc;

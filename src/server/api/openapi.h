@@ -1,8 +1,12 @@
 #pragma once
 // /openapi.json: the tables as an OpenAPI 3.1 document.
 
+#include <string>
+#include <vector>
+
 #include "base/json.h"
 
 namespace mi::server {
-Json openapi(const char* version, bool keys);
-}
+// models: the names that are served; keys: whether they are needed.
+Json openapi(const char* version, const std::vector<std::string>& models, bool keys);
+}  // namespace mi::server

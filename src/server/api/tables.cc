@@ -18,7 +18,7 @@ constexpr const char* kTools =
     R"({"type": "array", "maxItems": 128, "items": {"type": "object", "required": ["type", "function"], "properties": {
       "type": {"const": "function"},
       "function": {"type": "object", "required": ["name"], "properties": {"name": {"type": "string", "minLength": 1},
-        "description": {"type": "string"}, "parameters": {"type": ["object", "null"]}, "strict": {"type": ["boolean", "null"]}}}}}})";
+        "description": {"type": ["string", "null"]}, "parameters": {"type": ["object", "null"]}, "strict": {"type": ["boolean", "null"]}}}}}})";
 constexpr const char* kToolChoice =
     R"({"anyOf": [{"enum": ["none", "auto", "required"]}, {"type": "object", "required": ["function"], "properties": {
       "type": {"const": "function"},
@@ -26,8 +26,8 @@ constexpr const char* kToolChoice =
 constexpr const char* kResponseFormat =
     R"({"type": "object", "required": ["type"], "properties": {
       "type": {"enum": ["text", "json_object", "json_schema", "grammar", "regex"]},
-      "json_schema": {"type": "object", "required": ["schema"], "properties": {"name": {"type": "string"}, "schema": {"type": "object"},
-        "strict": {"type": ["boolean", "null"]}, "description": {"type": "string"}}},
+      "json_schema": {"type": "object", "required": ["schema"], "properties": {"name": {"type": ["string", "null"]}, "schema": {"type": "object"},
+        "strict": {"type": ["boolean", "null"]}, "description": {"type": ["string", "null"]}}},
       "grammar": {"type": "string", "description": "with type grammar: a Lark grammar as llguidance reads it"},
       "regex": {"type": "string", "description": "with type regex: a regular expression for the whole answer"}}})";
 constexpr const char* kObject = R"({"type": "object"})";
@@ -66,20 +66,22 @@ FieldTable bookkeeping() {
       ignored_field("safety_identifier", "the caller's bookkeeping."),
       ignored_field("prompt_cache_key", "answers do not depend on any cache."),
       ignored_field("prompt_cache_retention", "answers do not depend on any cache."),
+      ignored_field("prompt_cache_options", "answers do not depend on any cache."),
       ignored_field("cache_salt", "no request reads what another one computed."),
       ignored_field("priority", "requests are served in the order of their arrival; answers do not depend on it."),
   };
 }
 
 FieldTable common() {
-  return joined({{text_field("model", kModelAbout, FieldUse::kRequired)},
-                 sampling(),
-                 {integer_field("n", 1, double(kMaxChoices), "Number of answers."),
-                  json_field("stop", kStop, "The text ends before the first of these strings."),
-                  json_field("response_format", kResponseFormat, "What form the answer must have; enforced by grammar."),
-                  flag_field("stream", "Server-sent events, ended by \"data: [DONE]\"."),
-                  object_field("stream_options", stream_options_fields, "Only with stream: true.")},
-                 bookkeeping()});
+  return joined(
+      {{text_field("model", kModelAbout, FieldUse::kRequired)},
+       sampling(),
+       {integer_field("n", 1, double(kMaxChoices), "Number of answers."),
+        json_field("stop", kStop, "The text ends before the first of these strings."),
+        json_field("response_format", kResponseFormat, "What form the answer must have; enforced by grammar."),
+        flag_field("stream", "Server-sent events, ended by \"data: [DONE]\"."),
+        object_field("stream_options", stream_options_fields, "Only with stream: true.")},
+       bookkeeping()});
 }
 
 FieldTable template_input() {
@@ -92,7 +94,8 @@ FieldTable template_input() {
 }
 
 FieldSpec messages_field(FieldUse use) {
-  FieldSpec f{"messages", use, FieldType::kObjects, 0, 0, message_fields, nullptr, "The conversation so far; not empty."};
+  FieldSpec f{
+      "messages", use, FieldType::kObjects, 0, 0, message_fields, nullptr, "The conversation so far; not empty."};
   return f;
 }
 
@@ -145,15 +148,14 @@ const FieldTable& chat_fields() {
                    "none, auto, required, or one function; required and a named function are enforced by grammar."),
         flag_field("parallel_tool_calls", "false: at most one call."),
         json_field("modalities", R"({"type": "array", "items": {"const": "text"}})", "Only text."),
-        refused_field("functions", "use tools"),
-        refused_field("function_call", "use tool_choice"),
+        refused_field("functions", "use tools"), refused_field("function_call", "use tool_choice"),
         refused_field("audio", "this server makes text"),
         refused_field("web_search_options", "this server searches nothing"),
+        refused_field("moderation", "this server judges no content"),
         refused_field("verbosity", "say it in the prompt"),
         ignored_field("prediction", "it could only change the speed."),
         ignored_field("prompt", "it belongs to /v1/completions."),
-        ignored_field("input", "it belongs to /v1/responses."),
-        ignored_field("content", "it belongs to /tokenize."),
+        ignored_field("input", "it belongs to /v1/responses."), ignored_field("content", "it belongs to /tokenize."),
         ignored_field("tokens", "it belongs to /detokenize.")}});
   return t;
 }
@@ -187,10 +189,10 @@ const FieldTable& tokenize_fields() {
   static const FieldTable t = joined(
       {{text_field("model", kModelAbout),
         text_field("prompt", "The text. Exactly one of prompt, content and messages must be there, or equal ones."),
-        text_field("content", "The same as prompt."),
-        messages_field(FieldUse::kUsed),
+        text_field("content", "The same as prompt."), messages_field(FieldUse::kUsed),
         flag_field("add_generation_prompt", "With messages: the template also opens the answer. Default true."),
-        flag_field("parse_special", "Special tokens in the text become their ids. Default true, as in /v1/completions."),
+        flag_field("parse_special",
+                   "Special tokens in the text become their ids. Default true, as in /v1/completions."),
         flag_field("with_pieces", "Also the tokens' bytes, as text where they are text, else as a list of numbers."),
         flag_field("return_token_strs", "Also the tokens as strings."),
         ignored_field("add_special", "begin and end tokens are never added; /v1/completions adds none either."),
@@ -209,10 +211,10 @@ const FieldTable& detokenize_fields() {
 }
 
 const FieldTable& apply_template_fields() {
-  static const FieldTable t = joined(
-      {{text_field("model", kModelAbout), messages_field(FieldUse::kRequired),
-        flag_field("add_generation_prompt", "The template also opens the answer. Default true.")},
-       template_input()});
+  static const FieldTable t =
+      joined({{text_field("model", kModelAbout), messages_field(FieldUse::kRequired),
+               flag_field("add_generation_prompt", "The template also opens the answer. Default true.")},
+              template_input()});
   return t;
 }
 
@@ -221,34 +223,39 @@ namespace {
 FieldTable anthropic_input() {
   return {
       text_field("model", kModelAbout, FieldUse::kRequired),
-      json_field("messages",
-                 R"({"type": "array", "minItems": 1, "items": {"type": "object", "required": ["role", "content"], "properties": {
+      json_field(
+          "messages",
+          R"({"type": "array", "minItems": 1, "items": {"type": "object", "required": ["role", "content"], "properties": {
                    "role": {"enum": ["user", "assistant", "system"]},
                    "content": {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "object", "required": ["type"], "properties": {
                      "type": {"enum": ["text", "thinking", "redacted_thinking", "tool_use", "tool_result"]}}}}]}}}})",
-                 "The conversation so far; not empty.", FieldUse::kRequired),
-      json_field("system",
-                 R"({"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "object", "required": ["type", "text"],
+          "The conversation so far; not empty.", FieldUse::kRequired),
+      json_field(
+          "system",
+          R"({"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "object", "required": ["type", "text"],
                    "properties": {"type": {"const": "text"}, "text": {"type": "string"}}}}]})",
-                 "The system prompt."),
+          "The system prompt."),
       json_field("tools",
                  R"({"type": "array", "maxItems": 128, "items": {"type": "object", "required": ["name"], "properties": {
-                   "type": {"enum": ["custom", null]}, "name": {"type": "string", "minLength": 1}, "description": {"type": "string"},
-                   "input_schema": {"type": "object"}}}})",
+                   "type": {"enum": ["custom", null]}, "name": {"type": "string", "minLength": 1}, "description": {"type": ["string", "null"]},
+                   "input_schema": {"type": "object"}, "strict": {"type": ["boolean", "null"]}}}})",
                  "Functions that the model may call. Tools that a server would run are refused."),
-      json_field("tool_choice",
-                 R"({"type": "object", "required": ["type"], "properties": {"type": {"enum": ["auto", "any", "tool", "none"]},
+      json_field(
+          "tool_choice",
+          R"({"type": "object", "required": ["type"], "properties": {"type": {"enum": ["auto", "any", "tool", "none"]},
                    "name": {"type": "string"}, "disable_parallel_tool_use": {"type": "boolean"}}})",
-                 "any and tool are enforced by grammar."),
-      json_field("thinking",
-                 R"({"type": "object", "required": ["type"], "properties": {"type": {"enum": ["enabled", "disabled", "adaptive"]},
-                   "budget_tokens": {"type": "integer", "minimum": 1}, "display": {"type": "string"}}})",
-                 "Handed to the chat template as enable_thinking. budget_tokens is ignored: max_tokens bounds both."),
-      json_field("output_config",
-                 R"({"type": "object", "properties": {"effort": {"enum": ["low", "medium", "high", "xhigh", "max"]},
-                   "format": {"type": "object", "required": ["type", "schema"], "properties": {"type": {"const": "json_schema"},
+          "any and tool are enforced by grammar."),
+      json_field(
+          "thinking",
+          R"({"type": "object", "required": ["type"], "properties": {"type": {"enum": ["enabled", "disabled", "adaptive"]},
+                   "budget_tokens": {"type": ["integer", "null"], "minimum": 1}, "display": {"type": ["string", "null"]}}})",
+          "Handed to the chat template as enable_thinking. budget_tokens is ignored: max_tokens bounds both."),
+      json_field(
+          "output_config",
+          R"({"type": "object", "properties": {"effort": {"enum": ["low", "medium", "high", "xhigh", "max", null]},
+                   "format": {"type": ["object", "null"], "required": ["type", "schema"], "properties": {"type": {"const": "json_schema"},
                      "schema": {"type": "object"}}}}})",
-                 "effort is handed to the chat template as reasoning_effort; format is enforced by grammar."),
+          "effort is handed to the chat template as reasoning_effort; format is enforced by grammar."),
       ignored_field("cache_control", "answers do not depend on any cache."),
       refused_field("container", "this server runs no tools"),
       refused_field("mcp_servers", "this server runs no tools"),
@@ -264,14 +271,17 @@ const FieldTable& anthropic_message_fields() {
   static const FieldTable t = joined(
       {anthropic_input(),
        {max_tokens,
-        json_field("stop_sequences", R"({"type": "array", "maxItems": 16, "items": {"type": "string", "minLength": 1}})",
+        json_field("stop_sequences",
+                   R"({"type": "array", "maxItems": 16, "items": {"type": "string", "minLength": 1}})",
                    "The text ends before the first of these strings."),
         number_field("temperature", 0, 1e6, "0 is greedy. Default: the model's generation_config.json, else 1."),
         number_field("top_p", 0, 1, "Keeps the likeliest tokens that together have this probability."),
         integer_field("top_k", -1, kNoHigh, "Keeps so many of the likeliest tokens; 0 or -1: all."),
         flag_field("stream", "Server-sent events."), ignored_field("metadata", "the caller's bookkeeping."),
-        ignored_field("service_tier", "there is one tier."),
-        ignored_field("inference_geo", "there is one place.")}});
+        ignored_field("service_tier", "there is one tier."), ignored_field("inference_geo", "there is one place."),
+        ignored_field("speed", "there is one speed."), ignored_field("diagnostics", "the caller's bookkeeping."),
+        ignored_field("user_profile_id", "the caller's bookkeeping."),
+        ignored_field("workspace_id", "the caller's bookkeeping.")}});
   return t;
 }
 
@@ -282,11 +292,12 @@ const FieldTable& count_tokens_fields() {
 
 const FieldTable& response_text_fields() {
   static const FieldTable t = {
-      json_field("format",
-                 R"({"type": "object", "required": ["type"], "properties": {"type": {"enum": ["text", "json_object", "json_schema"]},
-                   "name": {"type": "string"}, "schema": {"type": "object"}, "strict": {"type": ["boolean", "null"]},
+      json_field(
+          "format",
+          R"({"type": "object", "required": ["type"], "properties": {"type": {"enum": ["text", "json_object", "json_schema"]},
+                   "name": {"type": ["string", "null"]}, "schema": {"type": "object"}, "strict": {"type": ["boolean", "null"]},
                    "description": {"type": "string"}}})",
-                 "What form the answer must have; enforced by grammar."),
+          "What form the answer must have; enforced by grammar."),
       refused_field("verbosity", "say it in the prompt"),
   };
   return t;
@@ -305,25 +316,28 @@ const FieldTable& response_reasoning_fields() {
 const FieldTable& response_fields() {
   static const FieldTable t = {
       text_field("model", kModelAbout, FieldUse::kRequired),
-      json_field("input",
-                 R"({"anyOf": [{"type": "string"}, {"type": "array", "minItems": 1, "items": {"type": "object", "properties": {
-                   "type": {"enum": ["message", "function_call", "function_call_output", "reasoning"]},
-                   "role": {"enum": ["user", "assistant", "system", "developer"]}}}}]})",
-                 "A text, or the conversation as items.", FieldUse::kRequired),
+      json_field(
+          "input",
+          R"({"anyOf": [{"type": "string"}, {"type": "array", "minItems": 1, "items": {"type": "object", "properties": {
+                   "type": {"enum": ["message", "function_call", "function_call_output", "reasoning", null]},
+                   "role": {"enum": ["user", "assistant", "system", "developer", null]}}}}]})",
+          "A text, or the conversation as items.", FieldUse::kRequired),
       text_field("instructions", "A system prompt before the input."),
       integer_field("max_output_tokens", 1, kNoHigh, "Most tokens to generate, reasoning included."),
       flag_field("stream", "Server-sent events."),
       number_field("temperature", 0, 1e6, "0 is greedy. Default: the model's generation_config.json, else 1."),
       number_field("top_p", 0, 1, "Keeps the likeliest tokens that together have this probability."),
-      json_field("tools",
-                 R"({"type": "array", "maxItems": 128, "items": {"type": "object", "required": ["type", "name"], "properties": {
+      json_field(
+          "tools",
+          R"({"type": "array", "maxItems": 128, "items": {"type": "object", "required": ["type", "name"], "properties": {
                    "type": {"const": "function"}, "name": {"type": "string", "minLength": 1}, "description": {"type": ["string", "null"]},
                    "parameters": {"type": ["object", "null"]}, "strict": {"type": ["boolean", "null"]}}}})",
-                 "Functions that the model may call. Tools that a server would run are refused."),
-      json_field("tool_choice",
-                 R"({"anyOf": [{"enum": ["none", "auto", "required"]}, {"type": "object", "required": ["type", "name"], "properties": {
+          "Functions that the model may call. Tools that a server would run are refused."),
+      json_field(
+          "tool_choice",
+          R"({"anyOf": [{"enum": ["none", "auto", "required"]}, {"type": "object", "required": ["type", "name"], "properties": {
                    "type": {"const": "function"}, "name": {"type": "string"}}}]})",
-                 "required and a named function are enforced by grammar."),
+          "required and a named function are enforced by grammar."),
       flag_field("parallel_tool_calls", "false: at most one call."),
       object_field("text", response_text_fields, "The form of the answer."),
       object_field("reasoning", response_reasoning_fields, "How long to reason."),
@@ -337,13 +351,18 @@ const FieldTable& response_fields() {
       ignored_field("safety_identifier", "the caller's bookkeeping."),
       ignored_field("prompt_cache_key", "answers do not depend on any cache."),
       ignored_field("prompt_cache_retention", "answers do not depend on any cache."),
+      ignored_field("prompt_cache_options", "answers do not depend on any cache."),
       ignored_field("service_tier", "there is one tier."),
+      ignored_field("background_options", "the answer comes in the same exchange."),
       ignored_field("max_tool_calls", "it counts tools that a server runs."),
       ignored_field("stream_options", "events are not padded."),
       refused_field("previous_response_id", "nothing is stored; send the conversation as input"),
       refused_field("conversation", "nothing is stored; send the conversation as input"),
       refused_field("prompt", "there are no stored prompts"),
       refused_field("top_logprobs", "use /v1/chat/completions"),
+      refused_field("moderation", "this server judges no content"),
+      refused_field("image", "this server makes text"),
+      refused_field("access_programs", "this server runs no tools"),
       refused_field("context_management", "the whole conversation is read"),
   };
   return t;
@@ -351,26 +370,33 @@ const FieldTable& response_fields() {
 
 const std::vector<RouteSpec>& routes() {
   static const std::vector<RouteSpec> r = {
-      {"/health", "GET HEAD", "health", "The process answers.", nullptr, "Health", nullptr, Dialect::kOpenAi, true},
-      {"/ready", "GET HEAD", "ready", "200 when new requests are taken; 503 while the server ends, is full, or makes no progress.", nullptr,
-       "Ready", nullptr, Dialect::kOpenAi, true},
+      {"/health", "GET HEAD", "health", "The process answers, and the model makes progress.", nullptr, "Health",
+       nullptr, Dialect::kOpenAi, true},
+      {"/ready", "GET HEAD", "ready",
+       "200 when new requests are taken; 503 while the server ends or makes no progress.", nullptr, "Ready", nullptr,
+       Dialect::kOpenAi, true},
       {"/version", "GET HEAD", "version", "The program's version.", nullptr, "Version"},
       {"/metrics", "GET", "metrics", "Numbers in the Prometheus text format."},
       {"/openapi.json", "GET HEAD", "openapi", "This description."},
       {"/v1/models", "GET HEAD", "list_models", "The served model.", nullptr, "ModelList"},
       {"/v1/models/{model}", "GET HEAD", "retrieve_model", "One served model.", nullptr, "Model"},
-      {"/v1/chat/completions", "POST", "chat_completions", "Answers a conversation.", chat_fields, "ChatCompletion", "ChatCompletionChunk"},
+      {"/v1/chat/completions", "POST", "chat_completions", "Answers a conversation.", chat_fields, "ChatCompletion",
+       "ChatCompletionChunk"},
       {"/v1/completions", "POST", "completions", "Continues a text.", completion_fields, "Completion", "Completion"},
-      {"/v1/responses", "POST", "responses", "Answers a conversation given as items. Nothing is stored.", response_fields, "Response",
-       "ResponseEvent"},
-      {"/v1/messages", "POST", "messages", "Answers a conversation, in Anthropic's form.", anthropic_message_fields, "Message", "MessageEvent",
-       Dialect::kAnthropic},
-      {"/v1/messages/count_tokens", "POST", "count_tokens", "Tokens that a message request would have.", count_tokens_fields, "TokenCount",
-       nullptr, Dialect::kAnthropic},
-      {"/v1/embeddings", "POST", "embeddings", "The model's last hidden states, pooled, of length 1.", embedding_fields, "Embeddings"},
+      {"/v1/responses", "POST", "responses", "Answers a conversation given as items. Nothing is stored.",
+       response_fields, "Response", "ResponseEvent"},
+      {"/v1/messages", "POST", "messages", "Answers a conversation, in Anthropic's form.", anthropic_message_fields,
+       "Message", "MessageEvent", Dialect::kAnthropic},
+      {"/v1/messages/count_tokens", "POST", "count_tokens", "Tokens that a message request would have.",
+       count_tokens_fields, "TokenCount", nullptr, Dialect::kAnthropic},
+      {"/v1/embeddings", "POST", "embeddings", "The model's last hidden states, pooled, of length 1.", embedding_fields,
+       "Embeddings"},
+      {"/tokenizer_info", "GET", "tokenizer_info",
+       "Special tokens and chat template, as lm-eval's remote tokenizer asks for them.", nullptr, "TokenizerInfo"},
       {"/tokenize", "POST", "tokenize", "Text or a conversation as token ids.", tokenize_fields, "Tokens"},
       {"/detokenize", "POST", "detokenize", "Token ids as text.", detokenize_fields, "Text"},
-      {"/apply-template", "POST", "apply_template", "What the model is given for a conversation.", apply_template_fields, "Prompt"},
+      {"/apply-template", "POST", "apply_template", "What the model is given for a conversation.",
+       apply_template_fields, "Prompt"},
   };
   return r;
 }

@@ -1,5 +1,8 @@
 #include "server/http/connection.h"
 
+#include <netinet/tcp.h>
+#include <poll.h>
+
 #include <boost/asio/co_spawn.hpp>
 #include <boost/asio/detached.hpp>
 #include <boost/asio/post.hpp>
@@ -7,16 +10,18 @@
 #include <boost/asio/use_awaitable.hpp>
 #include <boost/asio/write.hpp>
 #include <boost/beast/http.hpp>
-#include <random>
 
 #include "base/check.h"
+#include "server/http/trace.h"
 
 namespace mi::server {
 namespace {
 
 namespace http = beast::http;
 using boost::system::error_code;
+using std::chrono::milliseconds;
 using std::chrono::seconds;
+using Parser = http::request_parser<http::string_body>;
 
 constexpr size_t kLinger =
     size_t(4) << 20;  // bytes of a refused body that are read and thrown away, so that the answer arrives
@@ -25,31 +30,15 @@ constexpr size_t kLinger =
 // buffer: the limits of the parser count only headers and bodies.
 constexpr size_t kReadAhead = size_t(64) << 10;
 
+constexpr auto kWatchInterval = milliseconds(100);
+constexpr auto kFarewell = seconds(2);  // for the last bytes of a connection
+
 auto into(error_code& ec) { return asio::redirect_error(asio::use_awaitable, ec); }
 
-std::string new_request_id() {
-  static thread_local std::mt19937_64 rng{std::random_device{}()};
-  return fmt::format("req-{:016x}", rng());
-}
+std::string text(beast::string_view s) { return {s.data(), s.size()}; }
 
-// An id from outside goes into logs and headers: only harmless characters, bounded.
-bool usable_id(std::string_view s) {
-  if (s.empty() || s.size() > 128) return false;
-  for (char c : s)
-    if (!(isalnum(static_cast<unsigned char>(c)) || c == '-' || c == '_' || c == '.')) return false;
-  return true;
-}
-
-HttpRequest from_header(const http::request_header<>& h) {
-  HttpRequest r;
-  r.method = std::string(h.method_string());
-  r.path = std::string(h.target());
-  r.path = r.path.substr(0, r.path.find('?'));
-  for (const auto& field : h)
-    if (field.name() == http::field::authorization) r.authorization.emplace_back(field.value());
-  const auto id = h["X-Request-Id"];
-  r.id = usable_id({id.data(), id.size()}) ? std::string(id) : new_request_id();
-  return r;
+double seconds_between(Connection::Clock::time_point a, Connection::Clock::time_point b) {
+  return std::chrono::duration<double>(b - a).count();
 }
 
 // The wire of one exchange: output that comes after its connection went on to the next request is dropped.
@@ -71,13 +60,45 @@ class ExchangeWire : public Wire {
 
 }  // namespace
 
-Connection::Connection(asio::ip::tcp::socket socket, const HttpLimits& limits, const HttpHandlers& handlers)
+Connection::Connection(asio::ip::tcp::socket socket, ConnectionSurroundings& around, std::shared_ptr<TlsContext> tls,
+                       bool spare)
     : stream_(std::move(socket)),
-      buffer_(limits.header_bytes + kReadAhead),
-      limits_(limits),
-      handlers_(handlers),
-      output_(stream_.get_executor()) {}
-Connection::~Connection() = default;
+      around_(around),
+      limits_(around.limits),
+      tls_context_(std::move(tls)),
+      buffer_(limits_.header_bytes + kReadAhead),
+      limit_(stream_.get_executor()),
+      output_(stream_.get_executor()),
+      watch_(stream_.get_executor()),
+      spare_(spare),
+      since_(Clock::now()) {
+  ++around_.counters.open;
+}
+Connection::~Connection() {
+  hold_body(0);
+  --around_.counters.open;
+}
+
+void Connection::limit(seconds time) {
+  late_ = false;
+  limit_.expires_after(time);
+  limit_.async_wait([weak = weak_from_this(), serial = ++limit_serial_](error_code ec) {
+    const auto self = weak.lock();
+    // A wait that ended while it was being replaced comes here without an error: the number tells.
+    if (ec || !self || self->limit_serial_ != serial) return;
+    self->late_ = true;
+    self->stream_.cancel();
+  });
+}
+void Connection::no_limit() {
+  ++limit_serial_;
+  limit_.cancel();
+}
+
+void Connection::hold_body(size_t bytes) {
+  around_.body_bytes += bytes - held_body_;
+  held_body_ = bytes;
+}
 
 void Connection::close_when_idle() {
   closing_ = true;
@@ -86,108 +107,207 @@ void Connection::close_when_idle() {
 
 void Connection::close_now() {
   error_code ec;
+  closing_ = true;
   gone_ = gone_ || busy();
   stream_.socket().shutdown(asio::ip::tcp::socket::shutdown_both, ec);
   stream_.close();
+  no_limit();
   output_.cancel();
+  watch_.cancel();
 }
 
 asio::awaitable<void> Connection::run() {
   const auto self = shared_from_this();
   error_code ec;
+  const auto remote = stream_.socket().remote_endpoint(ec);
+  if (!ec) peer_ = remote.address().to_string(ec);
   stream_.socket().set_option(asio::ip::tcp::no_delay(true), ec);
-  while (co_await serve_one()) {
+  // A host that vanished without a word: what is sent to it ends here, not after the kernel's quarter of an hour.
+  const unsigned int patience = unsigned(limits_.write_seconds) * 1000;
+  ::setsockopt(stream_.socket().native_handle(), IPPROTO_TCP, TCP_USER_TIMEOUT, &patience, sizeof(patience));
+  stream_.socket().set_option(asio::socket_base::keep_alive(true), ec);
+  bool going = !tls_context_ || co_await handshake();
+  while (going) going = co_await serve_one();
+  co_await close();
+}
+
+asio::awaitable<bool> Connection::handshake() {
+  error_code ec;
+  tls_.emplace(stream_, tls_context_->context);
+  limit(seconds(limits_.handshake_seconds));
+  co_await tls_->async_handshake(asio::ssl::stream_base::server, into(ec));
+  no_limit();
+  if (!ec) co_return true;
+  ++around_.counters.failed_handshakes;
+  tls_.reset();
+  co_return false;
+}
+
+asio::awaitable<void> Connection::close() {
+  error_code ec;
+  if (overrun_) {
+    // What the kernel still holds for a client that does not read is dropped with the connection.
+    stream_.socket().set_option(asio::socket_base::linger(true, 0), ec);
+  } else if (tls_ && !gone_) {
+    // Tells the client that nothing was cut off. Its own farewell is waited for only briefly.
+    limit(kFarewell);
+    co_await tls_->async_shutdown(into(ec));
+    no_limit();
   }
-  stream_.socket().shutdown(asio::ip::tcp::socket::shutdown_both, ec);
+  if (!overrun_) stream_.socket().shutdown(asio::ip::tcp::socket::shutdown_both, ec);
   stream_.close();
 }
 
-asio::awaitable<bool> Connection::refuse(int status, std::string body, const Headers& headers, bool unread_body) {
+// An error that HTTP itself finds; nothing of the request can be believed.
+asio::awaitable<bool> Connection::refuse(int status, const std::string& message, const Headers& headers) {
+  ++(status == 408 ? around_.counters.timeouts : around_.counters.malformed);
   HttpRequest r;
   r.id = new_request_id();
-  const bool keep = !unread_body;
-  begin_exchange(std::move(r), true, keep);
+  r.peer = peer_;
+  r.tls = bool(tls_);
+  co_return co_await refuse_unread(std::move(r), status, around_.handlers.error_body(status, message), headers);
+}
+
+asio::awaitable<bool> Connection::refuse_unread(HttpRequest request, int status, std::string body,
+                                                const Headers& headers) {
+  begin_exchange(std::move(request), true, false);
   exchange_->respond(status, "application/json", body, headers);
-  const bool sent = co_await send_answer();
-  if (!unread_body || !sent) co_return sent&& keep;
+  if (!co_await send_answer() && gone_) co_return false;
   // Closing with unread bytes resets the connection, and the client may lose the answer: finish our side, read on a
   // little.
   error_code ec;
+  limit(kFarewell);
+  if (tls_) {
+    co_await tls_->async_shutdown(into(ec));
+    tls_.reset();
+    if (late_) co_return false;
+  }
   stream_.socket().shutdown(asio::ip::tcp::socket::shutdown_send, ec);
-  stream_.expires_after(seconds(2));
   std::string dump(64 << 10, '\0');
   for (size_t total = 0; total < kLinger;) {
     const size_t n = co_await stream_.async_read_some(asio::buffer(dump), into(ec));
     if (ec) break;
     total += n;
   }
+  no_limit();
   co_return false;
+}
+
+HttpRequest Connection::from_header(const void* header) const {
+  const auto& h = *static_cast<const http::request_header<>*>(header);
+  HttpRequest r;
+  r.method = text(h.method_string());
+  r.path = text(h.target());
+  r.path = r.path.substr(0, r.path.find('?'));
+  for (const auto& field : h) {
+    if (field.name() == http::field::authorization)
+      r.authorization.push_back(text(field.value()));
+    else if (beast::iequals(field.name_string(), "x-api-key"))
+      r.api_key.push_back(text(field.value()));
+  }
+  r.host = text(h[http::field::host]);
+  r.origin = text(h[http::field::origin]);
+  r.agent = text(h[http::field::user_agent]);
+  r.id = request_id_of(text(h["X-Request-Id"]));
+  if (const auto t = parse_traceparent(text(h["traceparent"]))) {
+    r.trace_id = t->trace_id;
+    r.parent_id = t->span_id;
+    r.span_id = new_span_id();
+  }
+  r.peer = peer_;
+  r.tls = bool(tls_);
+  return r;
 }
 
 asio::awaitable<bool> Connection::serve_one() {
   error_code ec;
-  http::request_parser<http::string_body> parser;
+  Parser parser;
   parser.header_limit(uint32_t(limits_.header_bytes));
   parser.body_limit(UINT64_MAX);  // checked here, with an answer (Beast 1.74 takes "none" for zero)
   if (closing_) co_return false;
+  hold_body(0);
+  between_ = true;
+  since_ = Clock::now();
   // Between requests a connection may be idle; once a byte is here, the request must come in time.
   if (buffer_.size() == 0) {
-    stream_.expires_after(seconds(limits_.idle_seconds));
-    const size_t n = co_await stream_.async_read_some(buffer_.prepare(16 << 10), into(ec));
+    limit(seconds(limits_.idle_seconds));
+    const size_t n = co_await over([&](auto& s) { return s.async_read_some(buffer_.prepare(16 << 10), into(ec)); });
+    no_limit();
     if (ec) co_return false;
     buffer_.commit(n);
+    since_ = Clock::now();
   }
+  between_ = false;
   if (closing_) co_return false;
-  stream_.expires_after(seconds(limits_.read_seconds));
-  co_await http::async_read_header(stream_, buffer_, parser, into(ec));
-  if (ec == http::error::end_of_stream || ec == asio::error::connection_reset || ec == asio::error::operation_aborted ||
-      ec == http::error::partial_message)
-    co_return false;
-  if (ec == beast::error::timeout) co_return false;  // the stream has closed itself
+  limit(seconds(limits_.read_seconds));
+  const std::string too_late = fmt::format("the request did not arrive whole within {} s", limits_.read_seconds);
+  received_bytes_ = co_await over([&](auto& s) { return http::async_read_header(s, buffer_, parser, into(ec)); });
+  if (late_) co_return co_await refuse(408, too_late);
   if (ec == http::error::header_limit || ec == http::error::buffer_overflow)
-    co_return co_await refuse(
-        431,
-        handlers_.error_body(431, fmt::format("the request's headers are larger than {} bytes", limits_.header_bytes)),
-        {}, true);
-  if (ec) co_return co_await refuse(400, handlers_.error_body(400, "the request is not valid HTTP"), {}, true);
+    co_return co_await refuse(431, fmt::format("the request's headers are larger than {} bytes", limits_.header_bytes));
+  if (ec && ec.category() == make_error_code(http::error::bad_method).category() && ec != http::error::end_of_stream &&
+      ec != http::error::partial_message)
+    co_return co_await refuse(400, "the request is not valid HTTP");
+  if (ec) co_return false;  // the client left
+  const auto& header = parser.get();
+  if (size_t(std::distance(header.begin(), header.end())) > limits_.header_fields)
+    co_return co_await refuse(431, fmt::format("the request has more than {} headers", limits_.header_fields));
+  // Two ways to tell where a request ends are two places where it may end (RFC 9112, 6.1).
+  if (header.count(http::field::transfer_encoding) > 0 && header.count(http::field::content_length) > 0)
+    co_return co_await refuse(400, "the request has both a Content-Length and a Transfer-Encoding");
 
-  const bool http_1_1 = parser.get().version() >= 11;
-  const bool keep = parser.keep_alive() && !closing_;
-  HttpRequest request = from_header(parser.get());
+  const bool http_1_1 = header.version() >= 11;
+  const bool keep = parser.keep_alive() && !closing_ && !spare_;
+  HttpRequest request = from_header(&header);
   const auto length = parser.content_length();
   const bool has_body = parser.chunked() || (length && *length > 0);
 
-  EarlyAnswer early = handlers_.early(request);
-  if (early.status == 0 && length && *length > limits_.body_bytes) {
-    early.status = 413;
-    early.body = handlers_.error_body(
-        413, fmt::format("the body has {} bytes, more than the limit of {}", *length, limits_.body_bytes));
-  }
+  EarlyAnswer early = around_.handlers.early(request);
+  const auto say = [&](int status, const std::string& message, Headers headers = {}) {
+    early.status = status;
+    early.body = around_.handlers.error_body(status, message);
+    early.headers = std::move(headers);
+  };
+  if (early.status == 0 && spare_ && request.method != "GET" && request.method != "HEAD")
+    say(503, fmt::format("all {} connections are in use", limits_.max_connections), {{"Retry-After", "1"}});
+  if (early.status == 0 && length && *length > limits_.body_bytes)
+    say(413, fmt::format("the body has {} bytes, more than the limit of {}", *length, limits_.body_bytes));
   if (early.status == 0 && has_body) {
-    if (beast::iequals(parser.get()[http::field::expect], "100-continue")) {
+    if (beast::iequals(header[http::field::expect], "100-continue")) {
       static const std::string go_on = "HTTP/1.1 100 Continue\r\n\r\n";
-      co_await asio::async_write(stream_, asio::buffer(go_on), into(ec));
+      co_await over([&](auto& s) { return asio::async_write(s, asio::buffer(go_on), into(ec)); });
+      if (late_) co_return co_await refuse(408, too_late);
       if (ec) co_return false;
     }
-    // Piece by piece, so that a chunked body is bounded too.
+    // Piece by piece, so that a chunked body is bounded too, and all bodies together.
     parser.body_limit(limits_.body_bytes);
-    co_await http::async_read(stream_, buffer_, parser, into(ec));
-    if (ec == http::error::body_limit) {
-      early.status = 413;
-      early.body =
-          handlers_.error_body(413, fmt::format("the body is larger than the limit of {} bytes", limits_.body_bytes));
-    } else if (ec == beast::error::timeout || ec == http::error::end_of_stream || ec == http::error::partial_message ||
-               ec == asio::error::connection_reset || ec == asio::error::eof) {
-      co_return false;
-    } else if (ec == http::error::buffer_overflow) {
-      co_return co_await refuse(
-          400, handlers_.error_body(400, "the line of a chunk, or what follows the last chunk, is too long"), {}, true);
-    } else if (ec) {
-      co_return co_await refuse(400, handlers_.error_body(400, "the request's body is not valid HTTP"), {}, true);
+    while (!parser.is_done() && early.status == 0) {
+      received_bytes_ += co_await over([&](auto& s) { return http::async_read_some(s, buffer_, parser, into(ec)); });
+      hold_body(parser.get().body().size());
+      if (late_) {
+        say(408, too_late);
+        ++around_.counters.timeouts;
+      } else if (ec == http::error::body_limit) {
+        say(413, fmt::format("the body is larger than the limit of {} bytes", limits_.body_bytes));
+      } else if (ec == http::error::buffer_overflow) {
+        say(400, "the line of a chunk, or what follows the last chunk, is too long");
+        ++around_.counters.malformed;
+      } else if (ec == http::error::end_of_stream || ec == http::error::partial_message) {
+        co_return false;
+      } else if (ec && ec.category() == make_error_code(http::error::bad_method).category()) {
+        say(400, "the request's body is not valid HTTP");
+        ++around_.counters.malformed;
+      } else if (ec) {
+        co_return false;
+      } else if (around_.body_bytes > limits_.all_body_bytes) {
+        say(503, "the server holds as many request bodies as it may; send fewer large ones at a time",
+            {{"Retry-After", "1"}});
+      }
     }
   }
+  no_limit();
   if (early.status != 0 && has_body)
-    co_return co_await refuse(early.status, std::move(early.body), early.headers, true);
+    co_return co_await refuse_unread(std::move(request), early.status, std::move(early.body), early.headers);
 
   request.body = std::move(parser.get().body());
   begin_exchange(std::move(request), http_1_1, keep);
@@ -197,84 +317,142 @@ asio::awaitable<bool> Connection::serve_one() {
     asio::co_spawn(
         stream_.get_executor(), [self = shared_from_this(), e = exchange_]() { return self->watch_client(e); },
         asio::detached);
-    handlers_.handle(exchange_);
+    around_.handlers.handle(exchange_);
   }
   co_return co_await send_answer();
 }
 
 void Connection::begin_exchange(HttpRequest request, bool http_1_1, bool keep_alive) {
-  answer_complete_ = false;
+  no_limit();
+  answer_begun_ = answer_complete_ = false;
+  sent_bytes_ = 0;
   auto wire = std::make_shared<ExchangeWire>(weak_from_this(), stream_.get_executor(), ++serial_);
   exchange_ = std::make_shared<Exchange>(std::move(request), http_1_1, keep_alive, std::move(wire));
-  stream_.expires_never();
+  ++around_.counters.answering;
 }
 
-// Notices a client that leaves while its answer is being made. Bytes that arrive are a pipelined request: then the
-// watch ends, and a later disconnect shows when the answer is written.
+// Notices a client that leaves while its answer is being made. What arrives meanwhile may be the next request, a
+// farewell of TLS, or the end of what the client sends: it may have closed its side only, and still be reading
+// (shutdown(SHUT_WR)). Something is sent to it then: a client that is gone answers that with a reset.
 asio::awaitable<void> Connection::watch_client(std::shared_ptr<Exchange> exchange) {
   error_code ec;
   co_await stream_.socket().async_wait(asio::ip::tcp::socket::wait_read, into(ec));
-  if (ec || exchange_ != exchange) co_return;
-  char byte = 0;
-  const ssize_t n = ::recv(stream_.socket().native_handle(), &byte, 1, MSG_PEEK | MSG_DONTWAIT);
-  if (n == 0 || (n < 0 && errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR)) {
-    gone_ = true;
-    exchange->client_gone();
-    queue(serial_, {}, true);
+  bool probed = false;
+  while (!ec && exchange_ == exchange) {
+    pollfd p{stream_.socket().native_handle(), POLLRDHUP, 0};
+    if (::poll(&p, 1, 0) < 0) p.revents = 0;
+    const bool half_closed = (p.revents & POLLRDHUP) != 0;
+    if ((p.revents & (POLLERR | POLLHUP)) != 0 || (half_closed && !exchange->http_1_1() && !answer_begun_)) {
+      gone_ = true;
+      exchange->client_gone();
+      output_.cancel();
+      stream_.cancel();
+      co_return;
+    }
+    if (half_closed && !std::exchange(probed, true)) probe_client();
+    watch_.expires_after(kWatchInterval);
+    co_await watch_.async_wait(into(ec));
   }
 }
 
+// HTTP/1.0 has nothing to send before an answer: there such a client counts as gone.
+void Connection::probe_client() {
+  if (answer_complete_) return;
+  if (!answer_begun_)
+    queue_.push_back("HTTP/1.1 100 Continue\r\n\r\n");
+  else if (exchange_->is_event_stream())
+    queue_.push_back(exchange_->comment());
+  else
+    return;
+  queued_bytes_ += queue_.back().size();
+  output_.cancel();
+}
+
 void Connection::queue(uint64_t serial, std::string bytes, bool last) {
-  if (serial != serial_ || answer_complete_) return;
+  if (serial != serial_ || answer_complete_ || !exchange_) return;
+  if (!answer_begun_) first_byte_ = Clock::now();
+  answer_begun_ = true;
   queued_bytes_ += bytes.size();
-  if (queued_bytes_ > limits_.queued_bytes && !last) overrun_ = true;
+  if (queued_bytes_ > limits_.queued_bytes && !last && !overrun_) {
+    overrun_ = true;
+    ++around_.counters.slow_readers;
+    stream_.cancel();  // the write that the client does not take
+  }
   if (!bytes.empty()) queue_.push_back(std::move(bytes));
   answer_complete_ = last;
   output_.cancel();
 }
 
+asio::awaitable<bool> Connection::send_queued() {
+  error_code ec;
+  std::string bytes;
+  while (!queue_.empty()) {  // what has gathered goes out in one write
+    bytes += queue_.front();
+    queue_.pop_front();
+  }
+  for (size_t at = 0; at < bytes.size() && !ec;) {
+    limit(seconds(limits_.write_seconds));
+    const size_t n = co_await over(
+        [&](auto& s) { return s.async_write_some(asio::buffer(bytes.data() + at, bytes.size() - at), into(ec)); });
+    no_limit();
+    at += n;
+    sent_bytes_ += n;
+    queued_bytes_ -= std::min(queued_bytes_, n);
+    if (late_ && !overrun_) {
+      overrun_ = true;
+      ++around_.counters.slow_readers;
+    }
+    if (overrun_) co_return false;
+  }
+  co_return !ec;
+}
+
 asio::awaitable<bool> Connection::send_answer() {
   error_code ec;
   bool ok = true;
-  while (true) {
-    if (queue_.empty()) {
-      if (answer_complete_ || gone_) break;
-      output_.expires_at(asio::steady_timer::time_point::max());
-      co_await output_.async_wait(into(ec));
+  while (ok && !gone_ && !overrun_) {
+    if (!queue_.empty()) {
+      ok = co_await send_queued();
       continue;
     }
-    if (overrun_ || gone_) {
-      ok = false;
-      break;
-    }
-    std::string bytes;
-    while (!queue_.empty()) {  // what has gathered goes out in one write
-      bytes += queue_.front();
-      queue_.pop_front();
-    }
-    stream_.expires_after(seconds(limits_.write_seconds));
-    co_await asio::async_write(stream_, asio::buffer(bytes), into(ec));
-    stream_.expires_never();
-    queued_bytes_ -= std::min(queued_bytes_, bytes.size());
-    if (ec) {
-      ok = false;
-      break;
-    }
+    if (answer_complete_) break;
+    const bool events = answer_begun_ && exchange_->is_event_stream() && limits_.keep_alive_seconds > 0;
+    if (events)
+      output_.expires_after(seconds(limits_.keep_alive_seconds));
+    else
+      output_.expires_at(asio::steady_timer::time_point::max());
+    co_await output_.async_wait(into(ec));
+    // Proxies close what is silent for long, and a client that left shows when it is written to.
+    if (!ec && events && queue_.empty() && !answer_complete_) queue_.push_back(exchange_->comment());
   }
   const auto exchange = std::move(exchange_);
   exchange_.reset();
+  --around_.counters.answering;
   queue_.clear();
   queued_bytes_ = 0;
-  overrun_ = false;
-  if (!ok || gone_) {
+  if (!ok || gone_ || overrun_) {
+    if (!overrun_ && !closing_) ++around_.counters.clients_gone;
+    log_exchange(*exchange, overrun_ ? "slow_reader" : closing_ ? "shutdown" : "client_gone");
     gone_ = true;
     exchange->client_gone();
   } else {
+    log_exchange(*exchange, "complete");
     exchange->finish_without_answer();
   }
   // Ends the watch of this exchange.
-  stream_.socket().cancel(ec);
+  watch_.cancel();
+  if (stream_.socket().is_open()) stream_.socket().cancel(ec);
   co_return !gone_ && !closing_ && exchange->keeps_connection();
+}
+
+void Connection::log_exchange(const Exchange& exchange, const char* end) {
+  if (!around_.handlers.done) return;
+  const auto now = Clock::now();
+  const auto notes = exchange.notes();
+  around_.handlers.done({exchange.request(), exchange.status(), received_bytes_, sent_bytes_,
+                         seconds_between(since_, now),
+                         answer_begun_ ? seconds_between(since_, std::min(first_byte_, now)) : 0, end, notes});
+  received_bytes_ = 0;
 }
 
 }  // namespace mi::server

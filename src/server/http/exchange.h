@@ -1,7 +1,7 @@
 #pragma once
 // One request and the way to answer it, from any thread. Either respond() once, or begin_stream(), write() ...,
 // end_stream(). Nothing here waits for the client: output is queued, and a client that reads too slowly is cut off
-// (kMaxQueued).
+// (HttpLimits::queued_bytes).
 
 #include <atomic>
 #include <functional>
@@ -19,8 +19,27 @@ struct HttpRequest {
   std::string method;
   std::string path;                        // percent-encoding as sent, without the query
   std::vector<std::string> authorization;  // every Authorization header
+  std::vector<std::string> api_key;        // every X-Api-Key header
+  std::string host, origin;
   std::string body;
-  std::string id;  // X-Request-Id of the client, or one made here
+  std::string id;         // X-Request-Id of the client, or one made here
+  std::string peer;       // address of the other side
+  std::string agent;      // User-Agent
+  std::string trace_id;   // of the client's traceparent header (W3C Trace Context), or empty
+  std::string parent_id;  // the caller's span there
+  std::string span_id;    // made here, when there is a trace
+  bool tls = false;
+};
+
+// What the access log tells about an answered request.
+struct AccessRecord {
+  const HttpRequest& request;
+  int status = 0;  // 0: the client left before there was one
+  size_t bytes_in = 0, bytes_out = 0;
+  double seconds = 0;             // from the first byte of the request to the last of the answer
+  double first_byte_seconds = 0;  // to the first of the answer
+  const char* end = "";           // complete, client_gone, slow_reader, shutdown
+  const std::vector<std::pair<std::string, int64_t>>& notes;
 };
 
 // What a connection offers to an exchange; called from any thread.
@@ -42,23 +61,35 @@ class Exchange {
   void begin_stream(std::string_view content_type);
   void write(std::string_view bytes);
   void end_stream();
+  // A number for the access log, such as the tokens of the answer. Before the end of the answer.
+  void note(std::string name, int64_t value);
 
   // Called at most once, when the client went away before the answer ended; at once if it is gone already. Set by the
   // handler.
   void on_gone(std::function<void()> f);
-  void client_gone();            // by the connection
-  void finish_without_answer();  // by the connection: drops on_gone
+
+  // For the connection.
+  void client_gone();
+  void finish_without_answer();  // drops on_gone
   bool keeps_connection() const { return keep_alive_; }
+  bool http_1_1() const { return http_1_1_; }
+  bool is_event_stream() const { return events_; }
+  std::string comment() const;  // of an event stream, framed
+  int status() const { return status_; }
+  std::vector<std::pair<std::string, int64_t>> notes() const;
 
  private:
-  std::string head(int status, std::string_view content_type, const Headers& extra, const char* framing) const;
+  std::string head(int status, std::string_view content_type, const Headers& extra, const char* framing);
+  std::string framed(std::string_view bytes) const;
   HttpRequest request_;
   bool http_1_1_;
   std::atomic<bool> keep_alive_;
+  std::atomic<bool> events_{false};
+  std::atomic<int> status_{0};
   std::shared_ptr<Wire> wire_;
-  struct Gone;
-  std::shared_ptr<Gone> gone_ = make_gone();
-  static std::shared_ptr<Gone> make_gone();
+  struct Shared;
+  std::shared_ptr<Shared> shared_ = make_shared_part();
+  static std::shared_ptr<Shared> make_shared_part();
 };
 
 const char* status_text(int status);

@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "server/http/connection.h"
+#include "server/http/listener.h"
 
 namespace mi::server {
 namespace {
@@ -26,34 +27,22 @@ using tcp = asio::ip::tcp;
 
 class Server : public HttpServer {
  public:
-  Server(HttpLimits limits, HttpHandlers handlers) : limits_(limits), handlers_(std::move(handlers)), acceptor_(io_) {}
+  Server(int listener, HttpLimits limits, HttpHandlers handlers, std::shared_ptr<TlsContext> tls)
+      : limits_(limits), handlers_(std::move(handlers)), tls_(std::move(tls)), acceptor_(io_) {
+    acceptor_.assign(bound_address(listener).host.find(':') == std::string::npos ? tcp::v4() : tcp::v6(), listener);
+  }
   ~Server() override { shut_down(0); }
 
-  Status bind(const std::string& host, int port) {
-    error_code ec;
-    const asio::ip::address address = asio::ip::make_address(host == "localhost" ? "127.0.0.1" : host, ec);
-    if (ec)
-      return fail(ErrorCode::kUsage, "--host {}: not an IP address (127.0.0.1 for this machine only, 0.0.0.0 for all)",
-                  host);
-    const tcp::endpoint endpoint(address, static_cast<unsigned short>(port));
-    acceptor_.open(endpoint.protocol(), ec);
-    if (!ec) acceptor_.set_option(tcp::acceptor::reuse_address(true), ec);
-    if (!ec) acceptor_.bind(endpoint, ec);
-    if (!ec) acceptor_.listen(1024, ec);
-    if (ec == asio::error::address_in_use)
-      return fail(ErrorCode::kEnvironment,
-                  "{}:{} is in use by another program; give another --port (0 picks a free one)", host, port);
-    if (ec) return fail(ErrorCode::kEnvironment, "cannot listen on {}:{}: {}", host, port, ec.message());
-    port_ = acceptor_.local_endpoint().port();
-    return {};
-  }
-
-  void start() {
+  void begin() {
     asio::co_spawn(io_, accept_loop(), asio::detached);
     thread_ = std::thread([this] { io_.run(); });
   }
 
-  int port() const override { return port_; }
+  const HttpCounters& counters() const override { return counters_; }
+  void set_tls(std::shared_ptr<TlsContext> tls) override {
+    asio::post(io_, [this, tls = std::move(tls)]() mutable { tls_ = std::move(tls); });
+  }
+  void ping(std::function<void()> f) override { asio::post(io_, std::move(f)); }
 
   void stop_accepting() override {
     asio::post(io_, [this] {
@@ -98,24 +87,52 @@ class Server : public HttpServer {
         connections_.end());
   }
 
+  // The connection that has been waiting for a request the longest, else the request that has been arriving the
+  // longest; null when every connection is being answered.
+  std::shared_ptr<Connection> find_least_needed() const {
+    std::shared_ptr<Connection> best;
+    for (const auto& weak : connections_) {
+      auto c = weak.lock();
+      if (!c || c->busy()) continue;
+      if (!best || std::pair(!c->between_requests(), c->since()) < std::pair(!best->between_requests(), best->since()))
+        best = std::move(c);
+    }
+    return best;
+  }
+
   asio::awaitable<void> accept_loop() {
     while (acceptor_.is_open()) {
       error_code ec;
       tcp::socket socket = co_await acceptor_.async_accept(asio::redirect_error(asio::use_awaitable, ec));
       if (ec == asio::error::operation_aborted || ec == asio::error::bad_descriptor) co_return;
       if (ec) {
-        // Out of descriptors, most likely: wait a little instead of spinning.
+        // Out of descriptors, most likely: take one from who does not need it, and wait a little instead of spinning.
+        if (const auto c = find_least_needed()) {
+          c->close_now();
+          ++counters_.evicted;
+        }
         asio::steady_timer pause(io_, std::chrono::milliseconds(50));
         error_code ignored;
         co_await pause.async_wait(asio::redirect_error(asio::use_awaitable, ignored));
         continue;
       }
+      ++counters_.accepted;
       prune();
-      if (int(connections_.size()) >= limits_.max_connections) {
+      // A closed connection leaves the list a few turns of the loop later, so it is taken out here.
+      while (int(connections_.size()) >= limits_.max_connections) {
+        const auto c = find_least_needed();
+        if (!c) break;
+        c->close_now();
+        ++counters_.evicted;
+        std::erase_if(connections_, [&](const auto& w) { return w.lock() == c; });
+      }
+      const bool spare = int(connections_.size()) >= limits_.max_connections;
+      if (int(connections_.size()) >= limits_.max_connections + limits_.spare_connections) {
+        ++counters_.turned_away;
         socket.close(ec);
         continue;
       }
-      auto c = std::make_shared<Connection>(std::move(socket), limits_, handlers_);
+      auto c = std::make_shared<Connection>(std::move(socket), around_, tls_, spare);
       connections_.push_back(c);
       asio::co_spawn(
           io_, [c]() { return c->run(); }, asio::detached);
@@ -124,23 +141,24 @@ class Server : public HttpServer {
 
   HttpLimits limits_;
   HttpHandlers handlers_;
+  HttpCounters counters_;
+  ConnectionSurroundings around_{limits_, handlers_, counters_};
+  std::shared_ptr<TlsContext> tls_;  // of the next connections; on the io thread
   asio::io_context io_{1};
   std::optional<asio::executor_work_guard<asio::io_context::executor_type>> work_{
       io_.get_executor()};  // the loop outlives its last socket
   tcp::acceptor acceptor_;
   std::vector<std::weak_ptr<Connection>> connections_;  // on the io thread
   std::thread thread_;
-  int port_ = 0;
 };
 
 }  // namespace
 
-Result<std::unique_ptr<HttpServer>> HttpServer::listen(const std::string& host, int port, HttpLimits limits,
-                                                       HttpHandlers handlers) {
-  auto s = std::make_unique<Server>(limits, std::move(handlers));
-  MI_TRY_VOID(s->bind(host, port));
-  s->start();
-  return std::unique_ptr<HttpServer>(std::move(s));
+std::unique_ptr<HttpServer> HttpServer::start(int listener, HttpLimits limits, HttpHandlers handlers,
+                                              std::shared_ptr<TlsContext> tls) {
+  auto s = std::make_unique<Server>(listener, limits, std::move(handlers), std::move(tls));
+  s->begin();
+  return s;
 }
 
 }  // namespace mi::server

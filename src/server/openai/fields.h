@@ -108,6 +108,10 @@ class Fields {
       fault(bad_field(key, fmt::format("unknown field '{}'{}", key.substr(0, 100),
                                        near.empty() ? "" : fmt::format(" (did you mean '{}'?)", near))));
     }
+    // What the parser did not look at within a field must be as documented, too.
+    for (size_t i = 0; i < table_.size() && !error_; ++i)
+      if (const Json* j = value(table_[i].name))
+        if (auto mismatch = field_mismatch(table_, i, *j)) fault(bad_field(table_[i].name, std::move(*mismatch)));
     return error_;
   }
 

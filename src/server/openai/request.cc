@@ -85,7 +85,8 @@ void read_format(Fields& f, CommonRequest* out) {
     out->format = AnswerFormat::kJsonObject;
     return;
   }
-  for (const auto& [name, format] : {std::pair{"grammar", AnswerFormat::kLark}, std::pair{"regex", AnswerFormat::kRegex}}) {
+  for (const auto& [name, format] :
+       {std::pair{"grammar", AnswerFormat::kLark}, std::pair{"regex", AnswerFormat::kRegex}}) {
     if (type != name) continue;
     if (!j->contains(name) || !(*j)[name].is_string())
       return bad(fmt::format("response_format.{} must be a string", name));
@@ -136,8 +137,7 @@ void read_common(Fields& f, const SamplingDefaults& d, CommonRequest* out) {
     options = true;
     out->include_usage = o.boolean("include_usage").value_or(false);
   });
-  if (options && !out->stream)
-    f.fault(bad_field("stream_options", "stream_options is only allowed with stream: true"));
+  if (options && !out->stream) f.fault(bad_field("stream_options", "stream_options is only allowed with stream: true"));
 }
 
 // A message's content: a string, or text parts joined by line ends. null only where allowed.
@@ -271,6 +271,10 @@ std::optional<ApiError> read_tool(const Json& t, const std::string& where, Tool*
       return bad_field("tools", where + ".function.parameters must be a JSON schema (an object)");
     out->parameters = fn["parameters"];
   }
+  if (fn.contains("strict") && !fn["strict"].is_null()) {
+    if (!fn["strict"].is_boolean()) return bad_field("tools", where + ".function.strict must be true or false");
+    out->strict = fn["strict"].get<bool>();
+  }
   return std::nullopt;
 }
 
@@ -318,6 +322,13 @@ void read_template_input(Fields& f, ChatRequest* out) {
   if (const Json* j = f.get("reasoning_effort")) {
     if (auto e = set_effort(*j, "reasoning_effort", out)) f.fault(std::move(*e));
   }
+}
+
+// Of routes that may leave it out: "" then.
+std::string optional_model(Fields& f) {
+  const auto model = f.text("model");
+  if (model && model->empty()) f.fault(bad_field("model", "model is empty"));
+  return model.value_or("");
 }
 
 using Prompts = std::vector<std::variant<std::string, std::vector<int32_t>>>;
@@ -478,7 +489,8 @@ std::optional<ApiError> parse_embedding(const Json& body, EmbeddingRequest* out)
   out->model = f.text("model").value_or("");
   read_prompts(f, "input", &out->inputs);
   if (const Json* j = f.get("encoding_format")) {
-    if (*j != "float" && *j != "base64") f.fault(bad_field("encoding_format", "encoding_format must be float or base64"));
+    if (*j != "float" && *j != "base64")
+      f.fault(bad_field("encoding_format", "encoding_format must be float or base64"));
     out->base64 = *j == "base64";
   }
   if (const Json* j = f.get("pooling")) {
@@ -492,7 +504,7 @@ std::optional<ApiError> parse_embedding(const Json& body, EmbeddingRequest* out)
 std::optional<ApiError> parse_tokenize(const Json& body, TokenizeRequest* out) {
   if (auto e = object_expected(body)) return e;
   Fields f(body, tokenize_fields());
-  out->chat.model = f.text("model").value_or("");
+  out->chat.model = optional_model(f);
   const auto prompt = f.text("prompt"), content = f.text("content");
   out->messages = f.get("messages") != nullptr;
   if (out->messages) read_messages(f, &out->chat);
@@ -514,7 +526,7 @@ std::optional<ApiError> parse_tokenize(const Json& body, TokenizeRequest* out) {
 std::optional<ApiError> parse_detokenize(const Json& body, DetokenizeRequest* out) {
   if (auto e = object_expected(body)) return e;
   Fields f(body, detokenize_fields());
-  out->model = f.text("model").value_or("");
+  out->model = optional_model(f);
   out->skip_special_tokens = f.boolean("skip_special_tokens").value_or(false);
   if (const Json* j = f.get("tokens")) {
     const auto ids = j->is_array() ? token_ids(*j) : std::nullopt;
@@ -529,7 +541,7 @@ std::optional<ApiError> parse_detokenize(const Json& body, DetokenizeRequest* ou
 std::optional<ApiError> parse_apply_template(const Json& body, ChatRequest* out) {
   if (auto e = object_expected(body)) return e;
   Fields f(body, apply_template_fields());
-  out->model = f.text("model").value_or("");
+  out->model = optional_model(f);
   read_messages(f, out);
   out->add_generation_prompt = f.boolean("add_generation_prompt").value_or(true);
   if (const Json* tools = f.get("tools"))

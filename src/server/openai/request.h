@@ -40,7 +40,8 @@ struct CommonRequest {
 enum class ToolChoice : uint8_t { kNone, kAuto, kRequired, kNamed };
 struct Tool {
   std::string name;
-  Json parameters;  // an object; {} when absent
+  Json parameters;      // an object; {} when absent
+  bool strict = false;  // arguments must obey `parameters`, also where the model is free to call or not
 };
 
 struct ChatRequest : CommonRequest {

@@ -76,8 +76,10 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const std::string text(reinterpret_cast<const char*>(data), size);
   auto parsed = parse_body(text);
   if (const auto* body = std::get_if<mi::Json>(&parsed)) check_request(*body);
-  for (auto make : {+[] { return split_marked({"<tool_call>", "</tool_call>"}); }, +[] { return split_list(); },
-                    +[] { return split_bare("f"); }})
+  for (auto make : {+[] {
+                      return split_marked({"<tool_call>", "</tool_call>"});
+                    },
+                    +[] { return split_list(); }, +[] { return split_bare("f"); }})
     MI_CHECK_EQ(split(*make(), text, 1), split(*make(), text, 7));
   // A tokenizer gives whole characters; values become JSON strings, where a broken one would be replaced.
   const std::string clean = mi::clean_utf8(text);

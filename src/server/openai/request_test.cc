@@ -87,7 +87,8 @@ TEST(ChatParse, AnswersOfAForm) {
 TEST(ChatParse, EffortReachesTheTemplate) {
   ChatRequest r;
   ASSERT_FALSE(chat_error(R"(, "reasoning_effort": "none", "chat_template_kwargs": {"a": 1})", &r));
-  EXPECT_EQ(r.template_kwargs, parse_json(R"({"a": 1, "reasoning_effort": "none", "enable_thinking": false})", "t").value());
+  EXPECT_EQ(r.template_kwargs,
+            parse_json(R"({"a": 1, "reasoning_effort": "none", "enable_thinking": false})", "t").value());
   EXPECT_THAT(chat_message(R"(, "reasoning_effort": "heroic")"), HasSubstr("reasoning_effort"));
 }
 

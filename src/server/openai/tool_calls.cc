@@ -340,4 +340,21 @@ Json required_calls_schema(const std::vector<Tool>& tools, bool parallel) {
   return schema;
 }
 
+std::string free_calls_grammar(const std::vector<Tool>& tools, bool parallel, int32_t begin, int32_t end) {
+  std::vector<Tool> known = tools;
+  for (Tool& t : known)
+    if (!t.strict) t.parameters = Json::object();
+  const Json list = required_calls_schema(known, true);
+  Json call = list["items"];
+  if (list.contains("$defs")) call["$defs"] = list["$defs"];
+  call["x-guidance"] = {{"whitespace_pattern", "[\\x20\\x0A\\x0D\\x09]{1,40}"}};
+  return fmt::format(
+      "start: {}\n"
+      "text: <[^{}]>*\n"
+      "call: <[{}]> BLANK? body BLANK? <[{}]>\n"
+      "BLANK: /[ \\n\\r\\t]{{1,8}}/\n"
+      "body: %json {}\n",
+      parallel ? "text (call text)*" : "text (call text)?", begin, begin, end, dump_json(call));
+}
+
 }  // namespace mi::server

@@ -46,5 +46,8 @@ std::unique_ptr<ToolSplitter> split_bare(std::string name);
 // Schemas for text::ConstraintFactory::json_schema.
 Json named_call_schema(const Tool& tool);  // its arguments
 Json required_calls_schema(const std::vector<Tool>& tools, bool parallel);
+// A Lark grammar for a model that may write anything, but between the marks (two tokens) only calls that obey the
+// schemas of the strict tools.
+std::string free_calls_grammar(const std::vector<Tool>& tools, bool parallel, int32_t begin, int32_t end);
 
 }  // namespace mi::server

@@ -62,11 +62,11 @@ ReplyFormat calls_of(std::string_view source, const text::Tokenizer& t) {
                  {"<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>", "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>",
                   "<｜tool▁sep｜>"});
   if (has("<|tool_call_begin|>"))
-    return heads("kimi",
-                 {{"<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"},
-                  "<|tool_call_begin|>", "<|tool_call_end|>"},
-                 {"<|tool_calls_section_begin|>", "<|tool_calls_section_end|>", "<|tool_call_begin|>",
-                  "<|tool_call_end|>", "<|tool_call_argument_begin|>"});
+    return heads(
+        "kimi",
+        {{"<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"}, "<|tool_call_begin|>", "<|tool_call_end|>"},
+        {"<|tool_calls_section_begin|>", "<|tool_calls_section_end|>", "<|tool_call_begin|>", "<|tool_call_end|>",
+         "<|tool_call_argument_begin|>"});
   if (has("<arg_key>")) {
     TagMarks m;
     m.call = "<tool_call>";

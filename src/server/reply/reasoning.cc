@@ -62,7 +62,8 @@ class Reasoning : public ToolSplitter {
         if (at == std::string::npos) {
           // Blanks before the end mark are not part of it.
           size_t keep = held_back(pending_, end_);
-          while (keep < pending_.size() && isspace(static_cast<unsigned char>(pending_[pending_.size() - keep - 1]))) ++keep;
+          while (keep < pending_.size() && isspace(static_cast<unsigned char>(pending_[pending_.size() - keep - 1])))
+            ++keep;
           reason(pending_.substr(0, pending_.size() - keep), out);
           pending_.erase(0, pending_.size() - keep);
           return false;

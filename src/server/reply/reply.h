@@ -3,17 +3,19 @@
 // them is known from its chat template.
 //
 // Spellings of calls (NAME, KEY, VALUE stand for text; `{...}` for the JSON object of arguments):
+// clang-format off
 //   mini        <|call|>{"name": NAME, "arguments": {...}}<|endcall|>
-//   hermes      <tool_call>{"name": NAME, "arguments": {...}}</tool_call>                             Hermes, Qwen
-//   deepseek    <｜tool▁call▁begin｜>function<｜tool▁sep｜>NAME\n```json\n{...}\n```<｜tool▁call▁end｜>   V3, R1
-//               <｜tool▁call▁begin｜>NAME<｜tool▁sep｜>{...}<｜tool▁call▁end｜>                            V3.1
-//   kimi        <|tool_call_begin|>functions.NAME:0<|tool_call_argument_begin|>{...}<|tool_call_end|>
+//   hermes      <tool_call>{"name": NAME, "arguments": {...}}</tool_call>                              Hermes, Qwen
+//   deepseek    <｜tool▁call▁begin｜>function<｜tool▁sep｜>NAME\n```json\n{...}\n```<｜tool▁call▁end｜>    V3, R1
+//               <｜tool▁call▁begin｜>NAME<｜tool▁sep｜>{...}<｜tool▁call▁end｜>                             V3.1
+//   kimi        <|tool_call_begin|>functions.NAME:0<|tool_call_argument_begin|>{...}<|tool_call_end|>  K2
 //   qwen3_xml   <tool_call>\n<function=NAME>\n<parameter=KEY>\nVALUE\n</parameter>\n</function>\n</tool_call>
-//   glm         <tool_call>NAME\n<arg_key>KEY</arg_key>\n<arg_value>VALUE</arg_value>\n</tool_call>
+//   glm         <tool_call>NAME\n<arg_key>KEY</arg_key>\n<arg_value>VALUE</arg_value>\n</tool_call>    4.5
 //   minimax_m2  <minimax:tool_call><invoke name="NAME"><parameter name="KEY">VALUE</parameter></invoke></minimax:tool_call>
 //   minimax_m3  the same with <KEY>VALUE</KEY>, and ]<]minimax[>[ before every tag
-//   dsml        <｜DSML｜invoke name="NAME"><｜DSML｜parameter name="KEY" string="true">VALUE</｜DSML｜parameter>... DeepSeek V3.2
-//   harmony     <|channel|>commentary to=functions.NAME<|message|>{...}<|call|>                         gpt-oss
+//   dsml        <｜DSML｜invoke name="NAME"><｜DSML｜parameter name="KEY" string="true">VALUE</｜DSML｜parameter>  DeepSeek V3.2
+//   harmony     <|channel|>commentary to=functions.NAME<|message|>{...}<|call|>                        gpt-oss
+// clang-format on
 
 #include <memory>
 #include <string>
@@ -28,12 +30,12 @@ namespace mi::server {
 
 // Of calls whose arguments are spelled as tagged values.
 struct TagMarks {
-  std::vector<std::string> section;        // marks around a list of calls; they leave no text
-  std::string call, name_end, call_end;    // call NAME name_end ... call_end
-  std::string param, key_end, value;       // param KEY key_end value VALUE ...
-  std::string param_end;                   // ... param_end; "{}" in it stands for KEY
-  std::string nested;                      // what stands before the tags of a nested value; "": values are not nested
-  bool lines = false;                      // one line end on each side of a value is not part of it
+  std::vector<std::string> section;      // marks around a list of calls; they leave no text
+  std::string call, name_end, call_end;  // call NAME name_end ... call_end
+  std::string param, key_end, value;     // param KEY key_end value VALUE ...
+  std::string param_end;                 // ... param_end; "{}" in it stands for KEY
+  std::string nested;                    // what stands before the tags of a nested value; "": values are not nested
+  bool lines = false;                    // one line end on each side of a value is not part of it
 };
 // Of calls that are a header with the name, and a JSON object.
 struct HeadMarks {
@@ -48,8 +50,8 @@ struct ReplyFormat {
   CallMarks json;  // kJson
   HeadMarks head;
   TagMarks tags;
-  std::string think, think_end;       // around reasoning; "": the model marks none
-  std::vector<std::string> tokens;    // marks that may be special tokens and must leave text
+  std::string think, think_end;     // around reasoning; "": the model marks none
+  std::vector<std::string> tokens;  // marks that may be special tokens and must leave text
 };
 // template_source may be empty: then only the vocabulary tells.
 ReplyFormat detect_format(std::string_view template_source, const text::Tokenizer& t);

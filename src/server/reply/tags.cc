@@ -79,9 +79,10 @@ std::optional<Json> nested_value(std::string_view text, const Json& schema, cons
     const bool item = name == "item";
     items = items && item;
     any = true;
-    Json value = value_of(std::string(text.substr(0, at - end.size())),
-                          item && schema.is_object() && schema.contains("items") ? schema["items"] : member_schema(schema, name),
-                          nested, depth + 1);
+    Json value =
+        value_of(std::string(text.substr(0, at - end.size())),
+                 item && schema.is_object() && schema.contains("items") ? schema["items"] : member_schema(schema, name),
+                 nested, depth + 1);
     list.push_back(value);
     object[name] = std::move(value);
     text.remove_prefix(at);
@@ -186,7 +187,8 @@ class Tags : public ToolSplitter {
         return true;
       }
       case At::kBetween: {
-        // The mark of a parameter may be a beginning of the mark of the end (]<]minimax[>[< and ]<]minimax[>[</invoke>).
+        // The mark of a parameter may be a beginning of the mark of the end (]<]minimax[>[< and
+        // ]<]minimax[>[</invoke>).
         const std::vector<std::string> ends = {marks_.call_end, marks_.param};
         const size_t at = pending_.find(marks_.param);
         const size_t end = pending_.find(marks_.call_end);
@@ -254,7 +256,8 @@ class Tags : public ToolSplitter {
             n = pending_.size() - keep;
           }
           std::string text = pending_.substr(0, n);
-          if (end != std::string::npos && marks_.lines && !text.empty() && text.back() == '\n' && (begun_ || text.size() > 1))
+          if (end != std::string::npos && marks_.lines && !text.empty() && text.back() == '\n' &&
+              (begun_ || text.size() > 1))
             text.pop_back();
           string_part(std::move(text), out);
           pending_.erase(0, n);
@@ -265,8 +268,7 @@ class Tags : public ToolSplitter {
           std::string text = pending_.substr(0, end);
           if (marks_.lines && !text.empty() && text.front() == '\n') text.erase(0, 1);
           if (marks_.lines && !text.empty() && text.back() == '\n') text.pop_back();
-          if (!skip_)
-            add_piece(out, ToolPiece::kArguments, dump_json(value_of(text, value_schema_, marks_.nested, 0)));
+          if (!skip_) add_piece(out, ToolPiece::kArguments, dump_json(value_of(text, value_schema_, marks_.nested, 0)));
           pending_.erase(0, end);
         }
         pending_.erase(0, end_.size());

@@ -93,7 +93,8 @@ class ItemReader {
   Json* messages_;
 };
 
-std::optional<ApiError> read_input(const Json& input, const std::optional<std::string>& instructions, ChatRequest* out) {
+std::optional<ApiError> read_input(const Json& input, const std::optional<std::string>& instructions,
+                                   ChatRequest* out) {
   Json messages = Json::array();
   if (instructions && !instructions->empty()) messages.push_back({{"role", "system"}, {"content", *instructions}});
   if (input.is_string()) {
@@ -133,7 +134,8 @@ std::optional<ApiError> read_choice(const Json& choice, ChatRequest* out) {
   } else if (choice == "required") {
     if (out->tools.empty()) return bad_field("tool_choice", "tool_choice is required, but there are no tools");
     out->tool_choice = ToolChoice::kRequired;
-  } else if (choice.is_object() && choice.contains("type") && choice["type"] == "function" && has_text(choice, "name")) {
+  } else if (choice.is_object() && choice.contains("type") && choice["type"] == "function" &&
+             has_text(choice, "name")) {
     out->tool_choice = ToolChoice::kNamed;
     out->tool_name = choice["name"].get<std::string>();
     for (const Tool& t : out->tools)

@@ -20,21 +20,23 @@ std::string error(const std::string& fields) {
 
 TEST(ResponseParse, ItemsBecomeAChat) {
   ChatRequest r;
-  const auto e = parse(R"("instructions": "be kind", "input": [{"role": "user", "content": [{"type": "input_text", "text": "weather?"}]},
+  const auto e = parse(
+      R"("instructions": "be kind", "input": [{"role": "user", "content": [{"type": "input_text", "text": "weather?"}]},
     {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "hm"}]},
     {"type": "message", "role": "assistant", "id": "msg_1", "status": "completed", "content": [{"type": "output_text", "text": "let me see", "annotations": []}]},
     {"type": "function_call", "call_id": "c1", "name": "weather", "arguments": "{\"city\": \"Oslo\"}"},
     {"type": "function_call_output", "call_id": "c1", "output": "rain"}],
     "tools": [{"type": "function", "name": "weather", "parameters": {"type": "object"}, "strict": true}],
     "tool_choice": {"type": "function", "name": "weather"}, "reasoning": {"effort": "low"}, "max_output_tokens": 9)",
-                       &r);
+      &r);
   ASSERT_FALSE(e) << e->message;
-  EXPECT_EQ(r.messages, parse_json(R"([{"role": "system", "content": "be kind"}, {"role": "user", "content": "weather?"},
+  EXPECT_EQ(r.messages,
+            parse_json(R"([{"role": "system", "content": "be kind"}, {"role": "user", "content": "weather?"},
     {"role": "assistant", "content": "let me see", "reasoning_content": "hm",
      "tool_calls": [{"id": "c1", "type": "function", "function": {"name": "weather", "arguments": {"city": "Oslo"}}}]},
     {"role": "tool", "content": "rain", "tool_call_id": "c1"}])",
-                                   "m")
-                            .value());
+                       "m")
+                .value());
   EXPECT_EQ(r.tool_choice, ToolChoice::kNamed);
   EXPECT_EQ(r.template_kwargs["reasoning_effort"], "low");
   EXPECT_EQ(r.max_tokens, 9);
@@ -42,7 +44,8 @@ TEST(ResponseParse, ItemsBecomeAChat) {
 
 TEST(ResponseParse, FormsOfTheAnswer) {
   ChatRequest r;
-  ASSERT_FALSE(parse(R"("input": "x", "text": {"format": {"type": "json_schema", "name": "n", "schema": {"type": "object"}}})", &r));
+  ASSERT_FALSE(parse(
+      R"("input": "x", "text": {"format": {"type": "json_schema", "name": "n", "schema": {"type": "object"}}})", &r));
   EXPECT_EQ(r.format, AnswerFormat::kJsonSchema);
 }
 
