@@ -27,7 +27,11 @@ struct Flags {
   EngineFlags engine;
   std::string host = "127.0.0.1", model, key_file, tls_cert, tls_key, access_log;
   int port = 8000;
-  int64_t step = 512, waiting = 1024, beside = 128;
+  int64_t step = 512;
+  runtime::LoopOptions loop{.max_waiting = 1024};
+  double step_ms = 100, timeout = 0, kv_fraction = 0.6;
+  int64_t kv_tokens = 0, kv_floor = 512, kv_growth = 1024;
+  bool no_prefix_cache = false;
   double drain = 30, stuck = 120;
   bool watchdog = false, no_ui = false;
   server::HttpLimits http;
@@ -129,6 +133,8 @@ Result<int> run(const Flags& f) {
   tools::SessionOptions so = session_options(f.engine);
   so.threads = f.engine.threads > 0 ? f.engine.threads : advice.threads;
   so.max_tokens_per_step = f.step;
+  so.kv_tokens = f.kv_tokens;
+  so.kv_fraction = f.kv_fraction;
   MI_TRY(const tools::Session s, tools::open_session(so));
   const artifact::ModelFacts& m = s.engine->manifest().model;
   say("model       {} ({}, {}), {} layers, {:.2f} million parameters, {:.2f} million active\n", m.name, m.model_type,
@@ -138,13 +144,18 @@ Result<int> run(const Flags& f) {
   say("weights     {}\n", s.engine->weights_place());
   say("memory      {}\n", s.numa);
   for (const std::string& line : s.engine->kernel_choices()) say("kernel      {}\n", line);
-  say("kv cache    {} pages of {} tokens, {}: {} sequences of {} tokens\n", s.engine->kv_pages(),
-      artifact::kKvPageTokens, human_bytes(double(s.engine->kv_pages()) * double(s.engine->kv_page_bytes())),
-      s.max_batch_size, s.max_seq_len);
+  say("kv cache    {} pages of {} tokens, {}: {}\n", s.engine->kv_pages(), artifact::kKvPageTokens,
+      human_bytes(double(s.engine->kv_pages()) * double(s.engine->kv_page_bytes())), s.kv);
   for (const artifact::Fallback& x : s.engine->manifest().fallbacks)
     say("fallback    {}: {} ({})\n", x.where, x.what, x.why);
 
-  const auto loop = s.make_loop({.max_waiting = f.waiting, .prefill_tokens_beside_decodes = f.beside});
+  runtime::LoopOptions lo = f.loop;
+  lo.step_seconds = f.step_ms / 1000;
+  lo.reuse_prefixes = !f.no_prefix_cache;
+  o.timeout_seconds = f.timeout;
+  lo.kv_floor_tokens = f.kv_floor;
+  lo.kv_growth_tokens = f.kv_growth;
+  const auto loop = s.make_loop(lo);
   const std::string name = f.model.empty() ? m.name : f.model;
   for (const std::string& n : {name, with(name, '-', '_'), with(name, '_', '-')})
     if (std::find(o.model_names.begin(), o.model_names.end(), n) == o.model_names.end()) o.model_names.push_back(n);
@@ -218,12 +229,39 @@ Command add_serve(CLI::App& parent) {
                   "most token rows in a step (prompt pieces and running answers together)")
       ->check(CLI::Range(1, 1 << 20))
       ->capture_default_str();
-  app->add_option("--prefill-beside-decodes", f->beside,
-                  "most prompt tokens in a step while answers are running: bounds the gap in their streams")
+  app->add_option("--step-ms", f->step_ms,
+                  "longest that a step with running answers should take: prompts are read in pieces that fit; 0: no limit")
+      ->check(CLI::Range(0.0, 60000.0))
+      ->capture_default_str();
+  app->add_option("--prefill-beside-decodes", f->loop.prefill_tokens_beside_decodes,
+                  "most prompt tokens in a step while answers are running, whatever the time")
       ->check(CLI::Range(1, 1 << 20))
       ->capture_default_str();
-  app->add_option("--max-waiting", f->waiting, "accepted requests that may wait; more get 429")
+  app->add_option("--max-waiting", f->loop.max_waiting, "accepted requests that may wait; more get 429")
       ->check(CLI::Range(1, 1 << 20))
+      ->capture_default_str();
+  app->add_option("--kv-tokens", f->kv_tokens,
+                  "tokens that the KV cache has room for (default: max-batch-size sequences of max-seq-len, as far as "
+                  "--kv-fraction allows)")
+      ->check(CLI::Range(int64_t(64), int64_t(1) << 40));
+  app->add_option("--kv-fraction", f->kv_fraction, "most of the memory that the weights leave, for the KV cache")
+      ->check(CLI::Range(0.01, 1.0))
+      ->capture_default_str();
+  app->add_option("--kv-floor-tokens", f->kv_floor, "room that a request has to find before it starts, at least")
+      ->check(CLI::Range(1, 1 << 24))
+      ->capture_default_str();
+  app->add_option("--kv-growth-tokens", f->kv_growth,
+                  "room that stays free for each running answer when another request starts")
+      ->check(CLI::Range(1, 1 << 24))
+      ->capture_default_str();
+  app->add_flag("--no-prefix-cache", f->no_prefix_cache,
+                "do not keep keys and values for requests that begin like an earlier one");
+  app->add_option("--draft-tokens", f->loop.draft_tokens,
+                  "tokens guessed ahead from what the text repeats; the answers stay the same. 0: none")
+      ->check(CLI::Range(0, 16))
+      ->capture_default_str();
+  app->add_option("--timeout-seconds", f->timeout, "an answer that takes longer ends with an error; 0: no limit")
+      ->check(CLI::Range(0.0, 86400.0))
       ->capture_default_str();
   app->add_option("--drain-seconds", f->drain, "time for running answers after SIGTERM")
       ->check(CLI::Range(0.0, 86400.0))

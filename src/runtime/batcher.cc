@@ -65,7 +65,8 @@ Batcher::Batcher(Stepper& stepper, std::shared_ptr<const text::Tokenizer> tokeni
       clock_(std::move(clock)),
       limits_{stepper.vocab(), options_.max_seq_len, stepper.kv_pages() * kv::kPageTokens, stepper.hidden()},
       scheduler_({options_.max_batch_size, stepper.max_tokens_per_step(), options_.prefill_tokens,
-                  options_.prefill_tokens_beside_decodes, options_.reuse_prefixes},
+                  options_.prefill_tokens_beside_decodes, options_.reuse_prefixes, options_.kv_floor_tokens,
+                  options_.kv_growth_tokens},
                  stepper.kv_pages(), [&stepper](std::span<const int32_t> pages) { stepper.freed(pages); }) {
   pace_ = Pace(options_.step_seconds);
   refresh_gauges();
@@ -97,6 +98,7 @@ void Batcher::add(uint64_t id, Request r, Sink sink, double arrival) {
   l.prompt_len = prompt;
   l.tokens = std::move(l.request.prompt);
   l.priority = l.request.priority;
+  l.most_tokens = prompt + l.max_tokens;
   l.salt = l.request.cache_salt;
   l.score_prompt = l.request.prompt_logprobs || l.request.pooling == Pooling::kMean;
   if (l.request.prompt_logprobs) {

@@ -27,6 +27,7 @@ struct LoopOptions {
   int64_t prefill_tokens_beside_decodes = 512;  // the same with running decodes
   double step_seconds = 0.1;    // longest a step with running decodes should take: fewer prompt tokens then (Pace). 0: off
   bool reuse_prefixes = true;   // whole KV pages stay, while there is room, for requests that begin with the same tokens
+  int64_t kv_floor_tokens = 1, kv_growth_tokens = 64;  // SchedulerOptions::floor_tokens, growth_tokens
   int64_t draft_tokens = 0;     // most tokens guessed ahead of a decode (repeat_draft); no answer depends on it
   std::vector<int64_t> eos_ids;                 // the model's end tokens
 };

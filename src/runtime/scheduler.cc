@@ -46,14 +46,23 @@ void Scheduler::take_prefill(Sequence* seq, int64_t* budget, StepPlan* plan) con
   plan->work.push_back(w);
 }
 
+int64_t Scheduler::pages_to_grow() const {
+  int64_t pages = 0;
+  for (const Sequence* s : running_)
+    pages += kv::pages_for(std::min(options_.growth_tokens, s->most_tokens - int64_t(s->tokens.size())));
+  return pages;
+}
+
 bool Scheduler::admit_next() {
   if (waiting_.empty() || running() >= options_.max_batch_size) return false;
   Sequence* seq = waiting_.front();
   const int64_t reused = seq->score_prompt ? 0 : cache_.match(&seq->pages, seq->salt, seq->tokens);
-  const int64_t need = kv::pages_for(int64_t(seq->tokens.size())) - seq->pages.size();
-  if (cache_.free_pages() < need + running()) {
+  // Alone, a sequence needs no room to spare: nobody else grows, and it fits to its end.
+  const int64_t length = int64_t(seq->tokens.size());
+  const int64_t room = running_.empty() ? length : std::max(length, std::min(options_.floor_tokens, seq->most_tokens));
+  if (cache_.free_pages() < kv::pages_for(room) - seq->pages.size() + pages_to_grow()) {
     cache_.release(&seq->pages);
-    MI_CHECK(!running_.empty(), "a sequence of {} tokens can't fit into {} pages", seq->tokens.size(), cache_.total());
+    MI_CHECK(!running_.empty(), "a sequence of {} tokens can't fit into {} pages", length, cache_.total());
     return false;
   }
   MI_CHECK(cache_.cover(&seq->pages, int64_t(seq->tokens.size())));

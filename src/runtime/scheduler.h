@@ -4,8 +4,8 @@
 // Sequences are served in order: by priority, smaller first, and equal ones first come, first served. A step is one
 // token of every running sequence that decodes (with drafts: several), then chunks of prompts under a token budget:
 // first of sequences already running, then of waiting ones. A waiting sequence is admitted when the batch has a place
-// and the cache has pages for all its tokens and, beyond them, one for each running sequence to grow into; whole pages
-// that an earlier sequence left with the same tokens are taken over. When a decode finds no page, the last running
+// and the cache has pages for all its tokens (at least for a floor) and, beyond them, for each running sequence a step to
+// grow into: that keeps preemptions rare. Whole pages that an earlier sequence left with the same tokens are taken over. When a decode finds no page, the last running
 // sequence gives up its pages and waits again with its tokens, to be recomputed; so it does when one of a smaller
 // priority number waits and finds no place. The first sequence is never preempted, and alone it always fits
 // (check_request), so it ends.
@@ -26,6 +26,7 @@ struct Sequence {
   std::vector<int32_t> tokens;  // prompt, then output
   bool score_prompt = false;    // logits of all prompt rows, not only of the last: takes over no pages
   int64_t priority = 0;         // smaller ones go first
+  int64_t most_tokens = INT64_MAX;  // it ends with so many at the latest
   std::string salt;             // pages are shared only among sequences with the same
   std::vector<int32_t> draft;   // guesses of the tokens behind `tokens`; only looked at while decoding
 
@@ -46,6 +47,8 @@ struct SchedulerOptions {
   int64_t prefill_tokens = 512;                 // prompt rows of a step without decodes
   int64_t prefill_tokens_beside_decodes = 128;  // and with some
   bool reuse_prefixes = true;
+  int64_t floor_tokens = 1;                 // room asked for when a sequence is admitted, at least
+  int64_t growth_tokens = kv::kPageTokens;  // room left free for each running sequence at an admission
 };
 
 // One sequence's part of a step: tokens [seq->computed, seq->computed + tokens), and behind them the first `drafts`
@@ -92,6 +95,7 @@ class Scheduler {
   void preempt_last();
   void take_prefill(Sequence* seq, int64_t* budget, StepPlan* plan) const;
   bool admit_next();
+  int64_t pages_to_grow() const;
   void admit_urgent(StepPlan* plan);
 
   SchedulerOptions options_;

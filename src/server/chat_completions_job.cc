@@ -15,7 +15,7 @@ class ChatCompletionsJob : public ChatJob {
     return {{"id", id_}, {"object", object}, {"created", created_}, {"model", request_.model}};
   }
   Json usage() const {
-    Json u = usage_json(prompt_tokens(), completion_tokens());
+    Json u = usage_json(prompt_tokens(), completion_tokens(), cached_tokens());
     int64_t reasoning = 0;
     for (const Choice& c : choices_) reasoning += c.reasoning_tokens;
     u["completion_tokens_details"] = {{"reasoning_tokens", reasoning}};

@@ -50,6 +50,7 @@ void ChatJob::begin(const std::string& body) {
   std::vector<runtime::Request> requests;
   if (const auto e = make_requests(&requests)) return fail(*e);
   set_prompt_tokens(int64_t(requests[0].prompt.size()));
+  set_choices_per_prompt(request_.n);
   start(std::move(requests), request_.stream);
 }
 

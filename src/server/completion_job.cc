@@ -18,6 +18,7 @@ class CompletionJob : public Job {
                                              int64_t(request_.prompts.size()) * request_.n, kMaxPrompts)));
     std::vector<runtime::Request> requests;
     if (const auto e = make_requests(&requests)) return fail(*e);
+    set_choices_per_prompt(request_.n);
     start(std::move(requests), request_.stream);
   }
 
@@ -112,7 +113,7 @@ class CompletionJob : public Job {
   }
 
   void on_all_finished() override {
-    const Json usage = usage_json(prompt_tokens(), completion_tokens());
+    const Json usage = usage_json(prompt_tokens(), completion_tokens(), cached_tokens());
     if (stream_) {
       if (!request_.include_usage) return;
       Json j = head();

@@ -35,6 +35,7 @@ struct ServerContext {
   std::vector<std::string> model_names;  // the first is the one that is listed
   int64_t created = 0;                   // seconds since the epoch
   int64_t bos_id = -1;
+  double timeout_seconds = 0;  // of a request, from its arrival; 0: none
   int64_t longest_token = 1;  // bytes: text of n bytes has at least n / longest_token tokens
   std::atomic<bool> draining{false};
   boost::asio::thread_pool* workers = nullptr;  // templates, tokenizing, rendering

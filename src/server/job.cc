@@ -118,6 +118,8 @@ runtime::Request request_of(const CommonRequest& c, int64_t i) {
   r.stop = c.stop;
   r.stop_token_ids = c.stop_token_ids;
   r.skip_special_tokens = c.skip_special_tokens;
+  r.priority = c.priority;
+  r.cache_salt = c.cache_salt;
   return r;
 }
 
@@ -157,6 +159,7 @@ void Job::start(std::vector<runtime::Request> requests, bool stream) {
                               requests = std::make_shared<std::vector<runtime::Request>>(std::move(requests))] {
     self->open_ = requests->size();
     for (size_t i = 0; i < requests->size(); ++i) {
+      (*requests)[i].timeout_seconds = self->context_.timeout_seconds;
       const runtime::Admission a =
           self->context_.loop->submit(std::move((*requests)[i]), [self, i](runtime::Event&& e) {
             boost::asio::post(self->strand_, [self, i, e = std::make_shared<runtime::Event>(std::move(e))] {
@@ -194,6 +197,7 @@ void Job::on_event(size_t choice, runtime::Event&& event) {
   } else {
     const auto& f = std::get<runtime::FinishEvent>(event);
     completion_tokens_ += f.completion_tokens;
+    if (choice % choices_per_prompt_ == 0) cached_tokens_ += f.reused_tokens;
     --open_;
     if (quiet) return;
     bool gone;
@@ -201,11 +205,15 @@ void Job::on_event(size_t choice, runtime::Event&& event) {
       std::lock_guard lock(ids_mutex_);
       gone = gone_;
     }
-    if (f.reason == runtime::FinishReason::kError || (f.reason == runtime::FinishReason::kCancelled && !gone)) {
+    const bool late = f.reason == runtime::FinishReason::kTimeout;
+    if (late || f.reason == runtime::FinishReason::kError || (f.reason == runtime::FinishReason::kCancelled && !gone)) {
       ApiError e;
-      e.status = 500;
-      e.type = "server_error";
-      e.message = f.reason == runtime::FinishReason::kError ? f.message : "the server is shutting down";
+      e.status = late ? 504 : 500;
+      e.type = late ? "timeout_error" : "server_error";
+      e.message = late ? fmt::format("the answer was not complete after {} s, the limit of this server (--timeout-seconds)",
+                                     context_.timeout_seconds)
+                  : f.reason == runtime::FinishReason::kError ? f.message
+                                                              : "the server is shutting down";
       failure_ = e.message;
       cancel_all();
       if (stream_) {
@@ -220,6 +228,7 @@ void Job::on_event(size_t choice, runtime::Event&& event) {
     if (open_ > 0) return;
     exchange_->note("prompt_tokens", prompt_tokens_);
     exchange_->note("completion_tokens", completion_tokens_);
+    exchange_->note("cached_tokens", cached_tokens_);
     on_all_finished();
     if (stream_) {
       exchange_->write(stream_end());

@@ -47,7 +47,9 @@ class Job : public std::enable_shared_from_this<Job> {
 
   int64_t prompt_tokens() const { return prompt_tokens_; }
   int64_t completion_tokens() const { return completion_tokens_; }
+  int64_t cached_tokens() const { return cached_tokens_; }  // of the prompts, found instead of computed
   void set_prompt_tokens(int64_t n) { prompt_tokens_ = n; }
+  void set_choices_per_prompt(int64_t n) { choices_per_prompt_ = size_t(n); }
 
   ServerContext& context_;
   const std::string endpoint_;
@@ -62,7 +64,8 @@ class Job : public std::enable_shared_from_this<Job> {
   std::vector<uint64_t> ids_;
   bool gone_ = false;  // guarded by ids_mutex_
   size_t open_ = 0;
-  int64_t prompt_tokens_ = 0, completion_tokens_ = 0;
+  int64_t prompt_tokens_ = 0, completion_tokens_ = 0, cached_tokens_ = 0;
+  size_t choices_per_prompt_ = 1;
   std::string failure_;
 };
 

@@ -27,9 +27,9 @@ class MessagesJob : public ChatJob {
             {"usage", usage(output_tokens)}};
   }
   Json usage(int64_t output_tokens) const {
-    return {{"input_tokens", prompt_tokens()},
+    return {{"input_tokens", prompt_tokens() - cached_tokens()},
             {"cache_creation_input_tokens", 0},
-            {"cache_read_input_tokens", 0},
+            {"cache_read_input_tokens", cached_tokens()},
             {"output_tokens", output_tokens}};
   }
   const char* stop_reason() const {

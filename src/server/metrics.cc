@@ -116,6 +116,16 @@ std::string metrics_text(ServerContext& c) {
           s.seconds_since_progress);
   f.counter("vllm:prompt_tokens_total", "Prompt tokens of started sequences.", double(s.prompt_tokens));
   f.counter("vllm:generation_tokens_total", "Generated tokens.", double(s.generated_tokens));
+  f.counter("vllm:prefix_cache_queries_total", "Prompt tokens that were looked for in the KV cache.",
+            double(s.prompt_tokens));
+  f.counter("vllm:prefix_cache_hits_total", "Prompt tokens that were found there instead of computed.",
+            double(s.reused_tokens));
+  f.gauge("metainfer:kv_pages_reusable", "KV pages that nobody holds and that a prompt may begin with.",
+          double(s.kv_pages_reusable));
+  f.counter("metainfer:kv_pages_given_up_total", "Reusable KV pages that made room for others.",
+            double(s.kv_pages_given_up));
+  f.counter("vllm:spec_decode_num_draft_tokens_total", "Tokens guessed ahead.", double(s.draft_tokens));
+  f.counter("vllm:spec_decode_num_accepted_tokens_total", "Guesses that were right.", double(s.accepted_draft_tokens));
   f.counter("vllm:num_preemptions_total", "Sequences put back for lack of KV pages.", double(s.preemptions));
   f.counter("metainfer:steps_total", "Steps of the model.", double(s.steps));
   f.counter("metainfer:computed_tokens_total", "Token rows run through the model, recomputation included.",

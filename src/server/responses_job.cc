@@ -33,7 +33,7 @@ class ResponsesJob : public ChatJob {
     Json usage;
     if (done)
       usage = {{"input_tokens", prompt_tokens()},
-               {"input_tokens_details", {{"cached_tokens", 0}}},
+               {"input_tokens_details", {{"cached_tokens", cached_tokens()}}},
                {"output_tokens", completion_tokens()},
                {"output_tokens_details", {{"reasoning_tokens", choices_[0].reasoning_tokens}}},
                {"total_tokens", prompt_tokens() + completion_tokens()}};

@@ -14,6 +14,7 @@
 namespace mi::server {
 
 struct ServeOptions {
+  double timeout_seconds = 0;  // of a request, from its arrival; 0: none
   std::string host = "127.0.0.1";
   int port = 8000;                       // 0: a free one
   std::vector<std::string> model_names;  // accepted as "model"; the first is listed

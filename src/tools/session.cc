@@ -4,6 +4,7 @@
 
 #include "artifact/reader.h"
 #include "base/util.h"
+#include "hw/memory.h"
 #include "hw/numa.h"
 #include "runtime/stepper.h"
 
@@ -35,15 +36,36 @@ Result<Session> open_session(const SessionOptions& o) {
       progress->advance(uint64_t(done - shown));
       shown = done;
     };
-  int64_t positions = 0;  // known before loading, as the pool is made then
+  int64_t positions = 0, kv_token_bytes = 0;  // known before loading, as the pool is made then
   {
     MI_TRY(const artifact::LoadedArtifact a, artifact::open_artifact(o.engine));
     positions = a.manifest.model.max_positions;
+    const std::string kv = o.kv_type.empty() ? a.manifest.default_kv : o.kv_type;
+    // int8 has a scale (float) per token and head beside its bytes: less than half as much again for heads of 8 and more.
+    kv_token_bytes = a.manifest.memory.kv_bytes_per_token_bf16 * (kv == "f32" ? 8 : kv == "bf16" ? 4 : 3) / 4;
   }
   const int64_t limit = o.max_seq_len > 0 ? o.max_seq_len : 4096;
   s.max_seq_len = positions > 0 ? std::min(limit, positions) : limit;
   const auto pages = [](int64_t tokens) { return (tokens + artifact::kKvPageTokens - 1) / artifact::kKvPageTokens; };
   l.kv_pages = o.kv_tokens > 0 ? pages(o.kv_tokens) : pages(s.max_seq_len) * o.max_batch_size;
+  s.kv = o.kv_tokens > 0 ? "--kv-tokens"
+                         : fmt::format("{} sequences of {} tokens", o.max_batch_size, s.max_seq_len);
+  const int64_t available = hw::available_memory("/");
+  if (o.kv_tokens == 0 && kv_token_bytes > 0 && available < INT64_MAX) {
+    const double left = std::max(double(available) - double(weight_bytes), 0.0);
+    const auto most = int64_t(left * o.kv_fraction / double(kv_token_bytes * artifact::kKvPageTokens));
+    if (most < 1)
+      return fail(ErrorCode::kEnvironment,
+                  "{}: {} of memory are available and the weights take {}: nothing is left for keys and values; make "
+                  "room, or quantize the model further",
+                  o.engine.string(), human_bytes(double(available)), human_bytes(double(weight_bytes)));
+    if (most < l.kv_pages) {
+      s.kv = fmt::format("{:.0f} % of the {} that the weights leave, instead of {} for {}", o.kv_fraction * 100,
+                         human_bytes(left), human_bytes(double(l.kv_pages * kv_token_bytes * artifact::kKvPageTokens)),
+                         s.kv);
+      l.kv_pages = most;
+    }
+  }
   MI_TRY(s.engine, exec::Engine::load(o.engine, l, *s.pool));
   if (progress) progress->done();
   s.max_batch_size = o.max_batch_size;

@@ -18,7 +18,8 @@ struct SessionOptions {
   int64_t max_tokens_per_step = 512;
   int64_t max_batch_size = 32;
   int64_t max_seq_len = 0;  // at most the model's max_positions; 0: those, at most 4096
-  int64_t kv_tokens = 0;    // the KV pool has room for so many; 0: for max_batch_size sequences of max_seq_len
+  int64_t kv_tokens = 0;    // the KV pool has room for so many; 0: for max_batch_size sequences of max_seq_len, ...
+  double kv_fraction = 0.6; // ... but no more than this share of the memory that the weights leave
   std::string kv_type;      // "": the engine's default
   bool verify_checksums = true;
   std::string weights = "auto";  // exec::LoadOptions::weights
@@ -31,6 +32,7 @@ struct Session {
   std::unique_ptr<hw::ThreadPool> pool;
   std::unique_ptr<exec::Engine> engine;
   std::string numa;  // what was planned and why
+  std::string kv;    // how large the KV pool is and why
   text::ModelText text;
   int64_t max_seq_len = 0;
   int64_t max_batch_size = 0;

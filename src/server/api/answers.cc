@@ -21,6 +21,7 @@ constexpr const char* kAnswers = R"json({
   "data": {"type": "array", "items": {"$ref": "#/components/schemas/Model"}}}},
 "Usage": {"type": "object", "required": ["prompt_tokens", "completion_tokens", "total_tokens"], "properties": {"prompt_tokens": {"type": "integer"},
   "completion_tokens": {"type": "integer"}, "total_tokens": {"type": "integer"},
+  "prompt_tokens_details": {"type": "object", "properties": {"cached_tokens": {"type": "integer"}}},
   "completion_tokens_details": {"type": "object", "properties": {"reasoning_tokens": {"type": "integer"}}}}},
 "ChatLogprob": {"type": "object", "required": ["token", "logprob", "bytes"], "properties": {"token": {"type": "string"}, "logprob": {"type": "number"},
   "bytes": {"type": "array", "items": {"type": "integer"}},

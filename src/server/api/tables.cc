@@ -57,6 +57,8 @@ FieldTable sampling() {
   };
 }
 
+constexpr double kLargestPriority = 1 << 20;
+
 FieldTable bookkeeping() {
   return {
       ignored_field("user", "the caller's bookkeeping."),
@@ -67,8 +69,6 @@ FieldTable bookkeeping() {
       ignored_field("prompt_cache_key", "answers do not depend on any cache."),
       ignored_field("prompt_cache_retention", "answers do not depend on any cache."),
       ignored_field("prompt_cache_options", "answers do not depend on any cache."),
-      ignored_field("cache_salt", "no request reads what another one computed."),
-      ignored_field("priority", "requests are served in the order of their arrival; answers do not depend on it."),
   };
 }
 
@@ -80,7 +80,12 @@ FieldTable common() {
         json_field("stop", kStop, "The text ends before the first of these strings."),
         json_field("response_format", kResponseFormat, "What form the answer must have; enforced by grammar."),
         flag_field("stream", "Server-sent events, ended by \"data: [DONE]\"."),
-        object_field("stream_options", stream_options_fields, "Only with stream: true.")},
+        object_field("stream_options", stream_options_fields, "Only with stream: true."),
+        integer_field("priority", -kLargestPriority, kLargestPriority,
+                      "Smaller ones are served first and take the place of running ones with larger ones; answers do "
+                      "not depend on it. Default 0."),
+        text_field("cache_salt",
+                   "Keys and values are reused only between requests with the same salt. Default empty.")},
        bookkeeping()});
 }
 

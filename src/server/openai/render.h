@@ -37,6 +37,6 @@ class CompletionLogprobs {
   Json tokens_ = Json::array(), logprobs_ = Json::array(), tops_ = Json::array(), offsets_ = Json::array();
 };
 
-Json usage_json(int64_t prompt, int64_t completion);
+Json usage_json(int64_t prompt, int64_t completion, int64_t cached);
 
 }  // namespace mi::server

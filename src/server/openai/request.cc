@@ -121,6 +121,8 @@ void read_common(Fields& f, const SamplingDefaults& d, CommonRequest* out) {
   out->skip_special_tokens = f.boolean("skip_special_tokens").value_or(true);
   out->n = f.integer("n").value_or(1);
   out->stream = f.boolean("stream").value_or(false);
+  out->priority = f.integer("priority").value_or(0);
+  out->cache_salt = f.text("cache_salt").value_or("");
   if (const Json* j = f.get("stop_token_ids")) {
     const auto ids = j->is_array() ? token_ids(*j) : std::nullopt;
     if (ids)

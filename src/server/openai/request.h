@@ -35,6 +35,8 @@ struct CommonRequest {
   std::string grammar;  // kLark, kRegex
   int64_t n = 1;
   bool stream = false, include_usage = false;
+  int64_t priority = 0;
+  std::string cache_salt;
 };
 
 enum class ToolChoice : uint8_t { kNone, kAuto, kRequired, kNamed };
