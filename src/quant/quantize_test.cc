@@ -251,7 +251,7 @@ TEST_F(QuantizeTest, AMassiveActivationAtTheFirstPositionIsNamedFirst) {
   ASSERT_FALSE(with.peaks.empty());
   EXPECT_EQ(with.peaks[0].layer, 2);
   EXPECT_EQ(with.peaks[0].value, "n");
-  EXPECT_GE(with.peaks[0].ratio(), kMassive);
+  EXPECT_TRUE(with.peaks[0].massive());
   EXPECT_LE(with.peaks[0].token_share_permille, 2);  // one row of six hundred
   ASSERT_EQ(with.order().size(), 3u);
   EXPECT_EQ(with.order()[0], 2);
@@ -261,8 +261,63 @@ TEST_F(QuantizeTest, AMassiveActivationAtTheFirstPositionIsNamedFirst) {
   EXPECT_EQ(sensitivity_json(with)["order"][0], 2);
 
   const Sensitivity without = sensitivity(massive, with_first_token(2), dir.path / "piece");
-  EXPECT_LT(without.peaks[0].ratio(), kMassive);
+  for (const Peak& p : without.peaks) EXPECT_FALSE(p.massive()) << p.layer << " " << p.value;
   EXPECT_THAT(sensitivity_text(without), ::testing::Not(HasSubstr("massive")));
+}
+
+// rows x cols of noise of that rms.
+std::vector<float> noise(int64_t rows, int64_t cols, double rms, uint64_t seed) {
+  std::vector<float> v(size_t(rows * cols));
+  for (size_t i = 0; i < v.size(); ++i) v[i] = float(rms * std::sqrt(3.0) * (2 * random_unit(seed, i) - 1));
+  return v;
+}
+
+TEST(PeakTest, OneChannelAtOnePositionIsMassive) {
+  constexpr int64_t kRows = 500, kCols = 64;
+  for (const float sign : {1.0f, -1.0f}) {
+    std::vector<float> v = noise(kRows, kCols, 1, 1);
+    v[17] = sign * 2000;
+    const Peak p = peak_of(3, "h", v, kCols);
+    EXPECT_TRUE(p.massive());
+    EXPECT_EQ(p.largest, 2000);
+    EXPECT_EQ(p.token_share_permille, 2);
+    EXPECT_NEAR(p.median, 0.87, 0.05);
+    v[17] = sign * 700;  // large, and not far enough from the others
+    EXPECT_FALSE(peak_of(3, "h", v, kCols).massive());
+    for (float& x : v) x *= 0.01f;
+    v[17] = sign * 90;  // far, and not large
+    EXPECT_FALSE(peak_of(3, "h", v, kCols).massive());
+  }
+}
+
+TEST(PeakTest, GatedActivationsAreNotMassive) {
+  constexpr int64_t kRows = 2000, kCols = 64;
+  // silu(g) * u with a few strong channels in many tokens: most numbers are near zero, so the largest is far above median and rms.
+  const std::vector<float> g = noise(kRows, kCols, 1, 1), u = noise(kRows, kCols, 1, 2);
+  std::vector<float> v(g.size());
+  for (size_t i = 0; i < v.size(); ++i) {
+    const float gate = g[i] * (random_unit(3, i) < 0.01 ? 12 : 1) - 3;
+    v[i] = 20 * gate / (1 + std::exp(-gate)) * u[i];
+  }
+  const Peak p = peak_of(0, "h", v, kCols);
+  EXPECT_GT(p.largest, kMassiveLargest);
+  EXPECT_GT(p.largest, 100 * p.median);
+  EXPECT_FALSE(p.massive());
+  for (float& x : v) x = std::fabs(x) < 1 ? 0.001f * x : x;  // even where the median is next to nothing
+  EXPECT_GT(peak_of(0, "h", v, kCols).largest, kMassiveToMedian * peak_of(0, "h", v, kCols).median);
+  EXPECT_FALSE(peak_of(0, "h", v, kCols).massive());
+}
+
+TEST(PeakTest, AChannelThatEveryTokenHasIsAnOutlierAndNotMassive) {
+  constexpr int64_t kRows = 100, kCols = 64;
+  std::vector<float> v = noise(kRows, kCols, 0.1, 1);
+  for (int64_t r = 0; r < kRows; ++r) v[size_t(r * kCols + 5)] = 300;
+  const Peak p = peak_of(0, "n", v, kCols);
+  EXPECT_GT(p.largest, kMassiveToMedian * p.median);
+  EXPECT_EQ(p.token_share_permille, 1000);
+  EXPECT_FALSE(p.massive());
+  EXPECT_FALSE(peak_of(0, "n", {}, kCols).massive());
+  EXPECT_FALSE(peak_of(0, "n", std::vector<float>(kCols), kCols).massive());
 }
 
 TEST_F(QuantizeTest, SensitivityOfEveryPart) {

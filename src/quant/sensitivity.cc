@@ -64,7 +64,9 @@ class Analyst {
     progress.done();
     MI_TRY_VOID(head());
     estimate();
-    std::stable_sort(s_.peaks.begin(), s_.peaks.end(), [](const Peak& a, const Peak& b) { return a.ratio() > b.ratio(); });
+    std::stable_sort(s_.peaks.begin(), s_.peaks.end(), [](const Peak& a, const Peak& b) {
+      return std::pair(a.massive(), a.ratio()) > std::pair(b.massive(), b.ratio());
+    });
     return std::move(s_);
   }
 
@@ -84,24 +86,6 @@ class Analyst {
     }
     calibration_.assign(all.begin(), all.begin() + ptrdiff_t(i));
     if (calibration_.empty()) calibration_ = all;
-  }
-
-  void add_peaks(const LayerCapture& seen, int32_t layer) {
-    for (const auto& [value, fed] : seen.values) {
-      double sum2 = 0;
-      float top = 0;
-      for (float v : fed.rows) {
-        sum2 += double(v) * v;
-        top = std::max(top, std::fabs(v));
-      }
-      const int64_t rows = int64_t(fed.rows.size()) / fed.cols;
-      int64_t with = 0;
-      for (int64_t r = 0; r < rows; ++r)
-        with += std::any_of(fed.rows.begin() + r * fed.cols, fed.rows.begin() + (r + 1) * fed.cols,
-                            [&](float v) { return std::fabs(v) > top / 10; });
-      s_.peaks.push_back({layer, value, top, fed.rows.empty() ? 0 : std::sqrt(sum2 / double(fed.rows.size())),
-                          rows > 0 ? with * 1000 / rows : 0});
-    }
   }
 
   // The one-layer model with only what the candidate names rounded.
@@ -156,7 +140,7 @@ class Analyst {
       engine.run_layer(sample_, rows_, out);
       if (!running_.empty()) engine.run_layer(together_, population_, population_);
     }
-    add_peaks(seen, layer);
+    for (const auto& [value, fed] : seen.values) s_.peaks.push_back(peak_of(layer, value, fed.rows, fed.cols));
     std::vector<Candidate> mine;
     for (const Unit& u : s_.units)
       if (u.layer == layer)
@@ -250,6 +234,34 @@ class Analyst {
 
 }  // namespace
 
+Peak peak_of(int32_t layer, const std::string& value, std::span<const float> rows, int64_t cols) {
+  constexpr size_t kMostMagnitudes = size_t(1) << 22;  // that the median is taken of, spread evenly
+  Peak p{layer, value, 0, 0, 0, 0};
+  if (rows.empty()) return p;
+  double sum2 = 0;
+  float top = 0;
+  for (float v : rows) {
+    sum2 += double(v) * v;
+    top = std::max(top, std::fabs(v));
+  }
+  p.largest = top;
+  p.rms = std::sqrt(sum2 / double(rows.size()));
+  std::vector<float> magnitudes;
+  // Odd, so that all channels are met.
+  for (size_t i = 0, step = (rows.size() / kMostMagnitudes) | 1; i < rows.size(); i += step) magnitudes.push_back(std::fabs(rows[i]));
+  const auto middle = magnitudes.begin() + ptrdiff_t(magnitudes.size() / 2);
+  std::nth_element(magnitudes.begin(), middle, magnitudes.end());
+  p.median = *middle;
+  const int64_t count = int64_t(rows.size()) / cols;
+  int64_t with = 0;
+  for (int64_t r = 0; r < count; ++r) {
+    const auto row = rows.subspan(size_t(r * cols), size_t(cols));
+    with += std::any_of(row.begin(), row.end(), [&](float v) { return std::fabs(v) > top / 10; });
+  }
+  p.token_share_permille = with * 1000 / count;
+  return p;
+}
+
 const Candidate* Sensitivity::find(const std::string& name, LayerFormat f) const {
   for (const Candidate& c : candidates)
     if (!c.static_scale && c.name == name && c.format == f) return &c;
@@ -260,12 +272,12 @@ std::vector<int32_t> Sensitivity::order() const {
   std::map<int32_t, double> kl, peak;
   for (const Candidate& c : candidates)
     if (!c.static_scale && c.format == LayerFormat::kInt8) kl[c.layer] += c.kl;
-  for (const Peak& p : peaks) peak[p.layer] = std::max(peak[p.layer], p.ratio());
+  for (const Peak& p : peaks)
+    if (p.massive()) peak[p.layer] = std::max(peak[p.layer], p.ratio());
   std::vector<int32_t> layers;
   for (const auto& [layer, v] : kl) layers.push_back(layer);
-  const auto massive = [&](int32_t l) { return peak[l] >= kMassive ? peak[l] : 0; };
   std::stable_sort(layers.begin(), layers.end(), [&](int32_t a, int32_t b) {
-    return std::pair(massive(a), kl[a]) > std::pair(massive(b), kl[b]);
+    return std::pair(peak[a], kl[a]) > std::pair(peak[b], kl[b]);
   });
   return layers;
 }
@@ -291,9 +303,9 @@ std::string sensitivity_text(const Sensitivity& s) {
     out += "* estimated from the error\n";
   int shown = 0;
   for (const Peak& p : s.peaks) {
-    if (p.ratio() < kMassive || ++shown > 20) break;
-    out += fmt::format("massive activations: layer {} {}: largest {:.1f}, {:.0f} times the rms, in {:.1f} % of the rows\n", p.layer,
-                       p.value, p.largest, p.ratio(), double(p.token_share_permille) / 10);
+    if (!p.massive() || ++shown > 20) break;
+    out += fmt::format("massive activations: layer {} {}: largest {:.1f}, {:.0f} times the rms, median {:.3g}, in {:.1f} % of the rows\n",
+                       p.layer, p.value, p.largest, p.ratio(), p.median, double(p.token_share_permille) / 10);
   }
   return out;
 }
@@ -314,7 +326,8 @@ Json sensitivity_json(const Sensitivity& s) {
                                {"measured", c.measured}});
   j["peaks"] = Json::array();
   for (const Peak& p : s.peaks)
-    j["peaks"].push_back({{"layer", p.layer}, {"value", p.value}, {"largest", p.largest}, {"rms", p.rms}, {"ratio", p.ratio()}});
+    j["peaks"].push_back({{"layer", p.layer}, {"value", p.value}, {"largest", p.largest}, {"rms", p.rms}, {"ratio", p.ratio()},
+                          {"median", p.median}, {"rows_permille", p.token_share_permille}, {"massive", p.massive()}});
   return j;
 }
 
