@@ -20,8 +20,6 @@
 namespace mi::quant {
 namespace {
 
-constexpr int64_t kKeepFrom = int64_t(1) << 30;   // bytes of weights from which an interrupted run is gone on with
-constexpr size_t kShardBytes = size_t(256) << 20;  // how much of it is lost at most, and a layer
 constexpr int64_t kForcedTokens = 256;  // shown to experts that calibration does not reach, where the recipe wants it
 
 int64_t weights_bytes(const ir::Graph& g) {
@@ -145,8 +143,8 @@ class Walk {
     capture_ = o_.config.smooth || scales_.any() || spread_;
     if (capture_ || o_.compare) MI_TRY_VOID(load_text());
 
-    if (report_.bytes_before >= kKeepFrom) kept_ = KeptFiles::open(o_.output, key());
-    MI_TRY(ir::MirWriter writer, ir::MirWriter::create(out.path(), rounded_.graph, kShardBytes, kept_.path()));
+    if (report_.bytes_before >= o_.keep_from) kept_ = KeptFiles::open(o_.output, key());
+    MI_TRY(ir::MirWriter writer, ir::MirWriter::create(out.path(), rounded_.graph, o_.shard_bytes, kept_.path()));
     Progress progress("quantize", uint64_t(report_.bytes_before), true);
     place_ = 0;
     if (writer.first() > 0)

@@ -27,6 +27,8 @@ struct QuantizeOptions {
   Path held_out;        // ... on this text, cut like calibration text; empty: on what is always held out of the
                         // calibration text, up to 2048 tokens
   int64_t compare_tokens = 2048;  // of either, at most; 0: all of it
+  int64_t keep_from = int64_t(1) << 30;    // bytes of weights from which an interrupted run is gone on with (kept.h)
+  size_t shard_bytes = size_t(256) << 20;  // of a weight file: how much of it is lost at most, and a layer
 };
 
 struct QuantizeReport {
