@@ -196,6 +196,7 @@ Command add_quantize(CLI::App& parent) {
       "    # rounding: auto                    # nearest, gptq (from calibration), none (smooth only); auto: gptq for int4\n"
       "    activation_scheme: per_token        # or per_tensor (one scale from calibration), or auto (within bound)\n"
       "    # activations: {\"re:.*down\": per_token}   # the same for inputs of single matrices\n"
+      "    # saturation: {percentile: 99.9, layers: [\"re:.*down\"]}   # scales per token that end there; layers: auto\n"
       "    # observer: minmax                  # of per_tensor scales: minmax, percentile (percentile: 99.9), mse\n"
       "    calibration_samples: 512\n"
       "    calibration_length: 256\n"

@@ -88,26 +88,43 @@ class Analyst {
     if (calibration_.empty()) calibration_ = all;
   }
 
-  // The one-layer model with only what the candidate names rounded.
-  Result<ir::MirDir> rounded_form(const ir::MirDir& one, const Candidate& c, const LayerCapture& seen) {
+  // The recipe for a one-layer model in which nothing is rounded yet.
+  QuantConfig float_config() const {
     QuantConfig config = o_.config;
     config.layers = {{"re:.*", LayerFormat::kFloat}};
     config.sensitive_layers.clear();
     config.activations = ActivationScheme::kPerToken;
     config.activation_layers.clear();
-    if (!c.static_scale) {
-      config.layers.emplace_back(in_piece(c.name, c.layer), c.format);
-    } else {
-      config.rounding = Rounding::kNearest;
-      for (const MatrixUse& u : matrix_uses(one.graph.blocks[0])) {
-        const ir::WeightDecl& d = one.graph.blocks[0].weights[size_t(u.weight)];
-        if (u.value != c.value || !is_rounded_by_default(d)) continue;
-        std::string module = ir::full_name(d.name, 0);
-        module = module.substr(0, module.rfind('.'));
-        config.layers.emplace_back(module, LayerFormat::kInt8);
-        config.activation_layers.emplace_back(module, ActivationScheme::kPerTensor);
-      }
+    config.saturated_layers.clear();
+    return config;
+  }
+
+  // ... with the matrices that read a value at int8.
+  enum class Scale : uint8_t { kPerToken, kStatic, kSaturates };
+  QuantConfig value_config(const ir::MirDir& one, const std::string& value, Scale scale) const {
+    QuantConfig config = float_config();
+    config.rounding = Rounding::kNearest;
+    for (const MatrixUse& u : matrix_uses(one.graph.blocks[0])) {
+      const ir::WeightDecl& d = one.graph.blocks[0].weights[size_t(u.weight)];
+      if (u.value != value || !is_rounded_by_default(d)) continue;
+      std::string module = ir::full_name(d.name, 0);
+      module = module.substr(0, module.rfind('.'));
+      config.layers.emplace_back(module, LayerFormat::kInt8);
+      if (scale == Scale::kStatic) config.activation_layers.emplace_back(module, ActivationScheme::kPerTensor);
+      if (scale == Scale::kSaturates) config.saturated_layers.push_back(module);
     }
+    return config;
+  }
+
+  // ... with only what the candidate names rounded.
+  QuantConfig config_of(const ir::MirDir& one, const Candidate& c) const {
+    if (c.static_scale) return value_config(one, c.value, Scale::kStatic);
+    QuantConfig config = float_config();
+    config.layers.emplace_back(in_piece(c.name, c.layer), c.format);
+    return config;
+  }
+
+  Result<ir::MirDir> rounded_form(const ir::MirDir& one, const QuantConfig& config, const LayerCapture& seen) {
     MI_TRY(const Choice choice, Choice::make(config, one.graph, one.dir.string()));
     ir::MirDir m = one;
     MI_TRY_VOID(ir::to_quantized(m.graph, [&](int32_t layer, const ir::WeightDecl& d) { return choice.format(layer, d); }));
@@ -120,7 +137,7 @@ class Analyst {
       std::vector<std::string> notes;
       plan.smoothing = plan_smoothing(one, one.graph.blocks[0], choice, seen, config, pool_, &notes);
     }
-    MI_TRY(const StaticScales scales, StaticScales::choose(config, m.graph));
+    MI_TRY(const StoredScales scales, StoredScales::choose(config, m.graph));
     scales.declare(m.graph);
     if (scales.any()) plan.constants = scales.measure(seen, plan.smoothing, config);
     MI_TRY_VOID(ir::verify(m.graph));
@@ -145,16 +162,16 @@ class Analyst {
     for (const Unit& u : s_.units)
       if (u.layer == layer)
         for (LayerFormat f : o_.formats) mine.push_back({u.name, layer, f, false, "", 0, 1, 0, false});
+    std::set<std::string> values;
+    for (const Unit& u : s_.units)
+      if (u.layer == layer) values.insert(u.values.begin(), u.values.end());
     if (o_.activations) {
-      std::set<std::string> values;
-      for (const Unit& u : s_.units)
-        if (u.layer == layer) values.insert(u.values.begin(), u.values.end());
       for (const std::string& v : values)
         mine.push_back({fmt::format("layers.{}.{}", layer, v), layer, LayerFormat::kInt8, true, v, 0, 1, 0, false});
     }
     std::vector<float> rounded(rows_.size());
     for (Candidate& c : mine) {
-      MI_TRY(const ir::MirDir form, rounded_form(one, c, seen));
+      MI_TRY(const ir::MirDir form, rounded_form(one, config_of(one, c), seen));
       MI_TRY(PieceEngine engine, piece(form, 2));
       engine.run_layer(sample_, rows_, rounded);
       const Added a = compare_added(rows_, out, rounded);
@@ -169,6 +186,17 @@ class Analyst {
       }
       s_.candidates.push_back(c);
     }
+    if (o_.saturation)
+      for (const std::string& v : values) {
+        Saturation t{layer, v, 0, 0};
+        for (const Scale scale : {Scale::kPerToken, Scale::kSaturates}) {
+          MI_TRY(const ir::MirDir form, rounded_form(one, value_config(one, v, scale), seen));
+          MI_TRY(PieceEngine engine, piece(form, 2));
+          engine.run_layer(sample_, rows_, rounded);
+          (scale == Scale::kPerToken ? t.per_token : t.saturated) = compare_added(rows_, out, rounded).error;
+        }
+        s_.saturation.push_back(std::move(t));
+      }
     rows_ = std::move(out);
     return {};
   }
@@ -301,6 +329,9 @@ std::string sensitivity_text(const Sensitivity& s) {
                            c.measured ? "" : " *");
   if (std::any_of(s.candidates.begin(), s.candidates.end(), [](const Candidate& c) { return !c.measured; }))
     out += "* estimated from the error\n";
+  for (const Saturation& t : s.saturation)
+    out += fmt::format("saturation: layers.{}.{}: error {:.3f} %, with a scale per token as it comes {:.3f} %\n", t.layer, t.value,
+                       100 * t.saturated, 100 * t.per_token);
   int shown = 0;
   for (const Peak& p : s.peaks) {
     if (!p.massive() || ++shown > 20) break;
@@ -324,6 +355,9 @@ Json sensitivity_json(const Sensitivity& s) {
                                {"cosine", c.cosine},
                                {"kl", c.kl},
                                {"measured", c.measured}});
+  j["saturation"] = Json::array();
+  for (const Saturation& t : s.saturation)
+    j["saturation"].push_back({{"layer", t.layer}, {"value", t.value}, {"per_token", t.per_token}, {"saturated", t.saturated}});
   j["peaks"] = Json::array();
   for (const Peak& p : s.peaks)
     j["peaks"].push_back({{"layer", p.layer}, {"value", p.value}, {"largest", p.largest}, {"rms", p.rms}, {"ratio", p.ratio()},

@@ -50,9 +50,17 @@ struct Peak {
 // Of a value [rows, cols].
 Peak peak_of(int32_t layer, const std::string& value, std::span<const float> rows, int64_t cols);
 
+// The matrices that read one value, at int8: with a scale per token, and with one that saturates.
+struct Saturation {
+  int32_t layer = 0;
+  std::string value;
+  double per_token = 0, saturated = 0;  // error of the layer's output, as Candidate::error
+};
+
 struct Sensitivity {
   std::vector<Unit> units;
   std::vector<Candidate> candidates;
+  std::vector<Saturation> saturation;  // of every value, where it was asked for
   std::vector<Peak> peaks;  // of every value: massive ones first, then by ratio
   int64_t tokens = 0;       // of the sample
   double nll = 0;           // of the float model on the sample, per token
@@ -67,6 +75,7 @@ struct SensitivityOptions {
   std::vector<LayerFormat> formats = {LayerFormat::kInt8, LayerFormat::kInt4G32};
   std::vector<LayerFormat> measured = {LayerFormat::kInt8, LayerFormat::kInt4G32};  // the others are estimated
   bool activations = false;                                 // candidates for static scales too
+  bool saturation = false;                                  // try scales that saturate
   int64_t sample_tokens = 512;
   Path scratch;                                             // a free name for temporary engines
 };
