@@ -144,6 +144,7 @@ TEST_F(Validate, Int4Weights) {
 }
 
 TEST_F(Validate, StoredScales) {
+  good_.format_version = 3;
   refused("'in_scale' is missing", [&](Manifest& m) { params<QuantizeParams>(m, Op::kQuantize, 0).saturate = true; });
   refused("'in_scale' is missing", [&](Manifest& m) { params<GroupedExpertsParams>(m, Op::kGroupedExperts, 0).saturate = true; });
   const auto stored = testing::TinyEngine(true, true).write(dir_);
@@ -152,7 +153,7 @@ TEST_F(Validate, StoredScales) {
   EXPECT_EQ(good_.format_version, 3);
   const Status s = validate(good_, good_.memory.weight_bytes);
   EXPECT_TRUE(s.ok()) << s.error().message();
-  refused("format 2 has no such scales of activations, which came with format 3", [&](Manifest& m) { m.format_version = 2; });
+  refused("engine format 2 has no such scales of activations, which came with format 3", [&](Manifest& m) { m.format_version = 2; });
   refused("is not 1 x 1 plain floats", [&](Manifest& m) {
     instr(m, Op::kGroupedExperts, 0).weights.back().tensor = int32_t(&weight(m, "layers.0.norm2.weight") - m.weights.data());
   });
