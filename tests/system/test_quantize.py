@@ -428,4 +428,4 @@ def test_a_calibration_set_is_compared_with_traffic(mini_mir, tmp_path):
     assert warnings("--calib", tmp_path / "both.txt") == []
     assert warnings("--calib", tmp_path / "prose.txt", "--traffic", tmp_path / "prose.txt") == []
     differs = warnings("--calib", tmp_path / "prose.txt", "--traffic", tmp_path / "code.txt")
-    assert len(differs) == 2 and "differs from the traffic" in differs[0] and "100 % code" in differs[1]
+    assert len(differs) == 2 and "differs from the traffic" in differs[0] and "% code, the calibration set only 0.0 %" in differs[1]
