@@ -30,8 +30,14 @@ constexpr int64_t scale_bytes(const WeightTensor& w) {
              ? w.experts * w.n_pad * int4_groups(w.k, w.group) * int64_t(dtype_bytes(w.scale_dtype))
              : w.experts * w.n_pad * int64_t(sizeof(float));
 }
-// The lowest version whose programs can read the engine.
+// The lowest version whose programs can read the engine: 2 has int4, 3 scales of activations that saturate, or that are
+// stored with grouped experts.
 inline int needed_format_version(const Manifest& m) {
+  const auto stored_scale = [](const Instr& i) {
+    if (const auto* q = std::get_if<QuantizeParams>(&i.params)) return q->saturate;
+    return i.op == Op::kGroupedExperts && std::any_of(i.weights.begin(), i.weights.end(), [](const InstrWeight& w) { return w.role == Role::kInScale; });
+  };
+  if (std::any_of(m.program.begin(), m.program.end(), stored_scale)) return 3;
   const auto int4 = [](const WeightTensor& w) { return w.packing == Packing::kPackedI4; };
   return std::any_of(m.weights.begin(), m.weights.end(), int4) || m.model.precision == "w4a8" ? 2 : 1;
 }

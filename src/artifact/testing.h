@@ -14,8 +14,8 @@ class TinyEngine {
   static constexpr int64_t kVocab = 50, kHidden = 24, kHeads = 4, kKvHeads = 2, kDim = 8, kExperts = 6, kTopK = 2,
                            kInner = 20, kBlock = 4, kBlocks = 3;
 
-  // int4: some of the matrices have 4 bits, else 8.
-  explicit TinyEngine(bool int4 = true) : int4_(int4) {
+  // int4: some of the matrices have 4 bits, else 8. stored: the inputs of o and down have stored scales, which saturate.
+  explicit TinyEngine(bool int4 = true, bool stored = false) : int4_(int4), stored_(stored) {
     m_.tool_version = "test";
     m_.model.name = "tiny";
     m_.model.family = "test";
@@ -153,7 +153,9 @@ class TinyEngine {
     }
     const Operand o = emit(Op::kAttention, layer, in, buffer(p + "o", f32(q_cols)), {},
                            AttentionParams{kHeads, kKvHeads, kDim, kDim, 0.35f, 0, 0, indexed ? kBlock : 0});
-    const Operand oq = emit(Op::kQuantize, layer, {o}, buffer(p + "oq", q8(q_cols)), {}, QuantizeParams{});
+    std::vector<InstrWeight> scale;
+    if (stored_) scale = {{Role::kInScale, vec(p + "act.o.scale", 1)}};
+    const Operand oq = emit(Op::kQuantize, layer, {o}, buffer(p + "oq", q8(q_cols)), scale, QuantizeParams{stored_});
     return emit(Op::kLinear, layer, {oq, x}, buffer(p + "x_attn", f32(kHidden)),
                 {{Role::kWeight, i4(p + "o.weight", kHidden, q_cols, DType::kBF16)}}, LinearParams{}, 1);
   }
@@ -180,6 +182,10 @@ class TinyEngine {
               {Role::kDownBias, tensor(p + "down.bias", Packing::kPlain, DType::kF32, kExperts, kHidden, 1)}},
              GroupedExpertsParams{}, 2, scratch);
     m_.program.back().layer_output = true;
+    if (stored_) {
+      m_.program.back().weights.push_back({Role::kInScale, vec(p + "act.h.scale", 1)});
+      std::get<GroupedExpertsParams>(m_.program.back().params).saturate = true;
+    }
     return y;
   }
   void program() {
@@ -206,7 +212,7 @@ class TinyEngine {
     m_.memory.activation_bytes_per_token = at;
   }
 
-  const bool int4_;
+  const bool int4_, stored_;
   Manifest m_;
 };
 

@@ -13,7 +13,7 @@
 
 namespace mi::artifact {
 
-inline constexpr int kFormatVersion = 2;  // an engine of a newer version is refused
+inline constexpr int kFormatVersion = 3;  // an engine of a newer version is refused
 inline constexpr int64_t kSegmentAlign = 2 << 20;
 inline constexpr int64_t kKvPageTokens = 64;
 

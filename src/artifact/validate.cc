@@ -53,7 +53,8 @@ Status validate_facts(const Manifest& m) {
   if (f.precision != "fp32" && f.precision != "bf16" && f.precision != "w8a8" && f.precision != "w4a8")
     return refuse("model.precision '{}' is not fp32, bf16, w8a8 or w4a8", f.precision);
   if (const int needed = needed_format_version(m); m.format_version < needed)
-    return refuse("engine format {} has no int4 weights, which came with format {}", m.format_version, needed);
+    return refuse("engine format {} has no {}, which came with format {}", m.format_version,
+                  needed == 2 ? "int4 weights" : "such scales of activations", needed);
   if (m.default_kv != "f32" && m.default_kv != "bf16" && m.default_kv != "int8")
     return refuse("default_kv '{}' is not f32, bf16 or int8", m.default_kv);
   if (int64_t(m.caches.size()) != f.layers)

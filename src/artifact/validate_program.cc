@@ -258,12 +258,12 @@ class Checker {
     if (x.type.cols % p.groups != 0) return refuse("{} columns do not divide into {} groups", x.type.cols, p.groups);
     return vector_f32(in, Role::kWeight, 1, x.type.cols / p.groups, true);
   }
-  Status op(const Instr& in, const QuantizeParams&, LayerState*) {
+  Status op(const Instr& in, const QuantizeParams& p, LayerState*) {
     MI_TRY_VOID(counts(in, 1, 1, 1, 1));
     MI_TRY_VOID(expect(in.in[0], "input", in.in[0].type.rows, Elem::kF32, in.in[0].type.cols));
     MI_TRY_VOID(expect(in.out[0], "output", in.in[0].type.rows, Elem::kQ8, in.in[0].type.cols));
     MI_TRY_VOID(same_rows(in.in[0], in.out[0]));
-    return vector_f32(in, Role::kInScale, 1, 1, false);
+    return vector_f32(in, Role::kInScale, 1, 1, p.saturate);
   }
   Status op(const Instr& in, const LinearParams& p, LayerState*) {
     MI_TRY_VOID(counts(in, 1, 2, 1, 1));
@@ -462,8 +462,12 @@ class Checker {
     MI_TRY_VOID(residual(in, 2));
     int64_t inner = 0;
     std::optional<Packing> packing;
+    bool stored_scale = false;
+    const WeightTensor* float_down = nullptr;
     for (const InstrWeight& w : in.weights) {
       const WeightTensor& t = m_.weights[size_t(w.tensor)];
+      stored_scale |= w.role == Role::kInScale;
+      if (w.role == Role::kDown && t.packing != Packing::kPackedI8 && t.packing != Packing::kPackedI4) float_down = &t;
       if (w.role == Role::kGate) {
         inner = t.n;
         packing = t.packing;
@@ -475,7 +479,9 @@ class Checker {
     MI_TRY_VOID(matrix(in, Role::kDown, experts, in.out[0].type.cols, inner, std::nullopt));
     MI_TRY_VOID(vector_f32(in, Role::kGateBias, experts, inner, false));
     MI_TRY_VOID(vector_f32(in, Role::kUpBias, experts, inner, false));
-    return vector_f32(in, Role::kDownBias, experts, in.out[0].type.cols, false);
+    MI_TRY_VOID(vector_f32(in, Role::kDownBias, experts, in.out[0].type.cols, false));
+    if (stored_scale && float_down) return refuse("in_scale goes with quantized weights; '{}' is float", float_down->name);
+    return vector_f32(in, Role::kInScale, 1, 1, p.saturate);
   }
   Status op(const Instr& in, const SigmoidMulParams&, LayerState*) {
     MI_TRY_VOID(counts(in, 2, 2, 1, 1));

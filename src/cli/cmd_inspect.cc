@@ -1,5 +1,7 @@
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "artifact/reader.h"
 #include "base/json.h"
 #include "base/util.h"
@@ -15,6 +17,22 @@ struct Flags {
   bool graph = false;
 };
 
+// Stored scales of activations: static ones, and those at which scales per token saturate.
+struct StoredScales {
+  int64_t fixed = 0, saturating = 0;
+  template <class Weights>
+  void count(const Weights& weights, const OpParams& p, int64_t times) {
+    if (std::none_of(weights.begin(), weights.end(), [](const auto& w) { return w.role == Role::kInScale; })) return;
+    const auto* q = std::get_if<QuantizeParams>(&p);
+    const auto* g = std::get_if<GroupedExpertsParams>(&p);
+    ((q && q->saturate) || (g && g->saturate) ? saturating : fixed) += times;
+  }
+  void show() const {
+    if (fixed > 0) fmt::print("scales        {} static ones of activations\n", fixed);
+    if (saturating > 0) fmt::print("scales        {} inputs with scales per token that saturate\n", saturating);
+  }
+};
+
 int inspect_mir(const ir::MirDir& m, bool graph) {
   const ir::ModelInfo& i = m.graph.info;
   fmt::print("MIR           {} ({}, recipe {})\n", i.name, i.model_type, i.family);
@@ -28,6 +46,10 @@ int inspect_mir(const ir::MirDir& m, bool graph) {
   }
   for (const auto& [name, v] : by_dtype)
     fmt::print("{:<13} {} tensors, {}\n", name, v.first, human_bytes(double(v.second)));
+  StoredScales scales;
+  for (const ir::Block& b : m.graph.blocks)
+    for (const ir::Node& n : b.nodes) scales.count(n.weights, n.params, int64_t(b.layers.size()));
+  scales.show();
   for (const ir::Block& b : m.graph.blocks)
     fmt::print("block         {}: {} layer{}, {} ops each\n", b.name, b.layers.size(), b.layers.size() == 1 ? "" : "s",
                b.nodes.size());
@@ -46,6 +68,9 @@ int inspect_engine(const artifact::Manifest& m, const Path& dir, bool graph) {
              m.segments.size() == 1 ? "" : "s");
   fmt::print("KV cache      {} per token at bf16\n", human_bytes(double(m.memory.kv_bytes_per_token_bf16)));
   fmt::print("activations   {} per token of a step\n", human_bytes(double(m.memory.activation_bytes_per_token)));
+  StoredScales scales;
+  for (const artifact::Instr& i : m.program) scales.count(i.weights, i.params, 1);
+  scales.show();
   fmt::print("program       {} instructions\n", m.program.size());
   for (const auto& p : m.passes)
     fmt::print("pass          {:<20} {}  {} -> {} ops\n", p.name, p.skipped ? "off" : "on ", p.nodes_before,

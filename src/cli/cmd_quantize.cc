@@ -22,7 +22,7 @@ struct Flags {
   int threads = 0;
   int64_t compare_tokens = 2048, sample = 512;
   std::optional<double> max_kl, max_drop, memory, bits;
-  double max_points = 1;
+  tools::QualityLimits quality;
 };
 
 Status check(const Flags& f) {
@@ -70,20 +70,16 @@ Result<int> run_quality(const Flags& f, const quant::QuantizeOptions& o, Json* j
   q.eval.data = f.eval;
   q.scratch = Path(o.output).concat(".piece");
   q.threads = f.threads;
-  q.max_points = f.max_points;
+  q.limits = f.quality;
   q.calibration = &set.sequences;
   MI_TRY(const tools::QualityReport r, tools::measure_quality(q));
   if (json)
-    (*json)["quality"] = tools::quality_json(r);
+    (*json)["quality"] = tools::quality_json(r, f.quality);
   else
-    fmt::print("\n{}", tools::quality_text(r, f.max_points));
-  int code = 0;
-  for (const tools::GroupQuality& g : r.groups)
-    if (g.lost_points() > f.max_points + 1e-9) {
-      fmt::print(stderr, "{}: loses {:.2f} points, more than {:.2f}\n", g.group, g.lost_points(), f.max_points);
-      code = 1;
-    }
-  return code;
+    fmt::print("\n{}", tools::quality_text(r, f.quality));
+  const std::vector<std::string> exceeded = tools::quality_failures(r, f.quality);
+  for (const std::string& line : exceeded) fmt::print(stderr, "{}\n", line);
+  return exceeded.empty() ? 0 : 1;
 }
 
 int judge(const Flags& f, const quant::QuantizeReport& r) {
@@ -174,8 +170,11 @@ Command add_quantize(CLI::App& parent) {
   app->add_option("--save-recipe", f->save_recipe, "write the recipe that a search found (it is recipe.yaml in the output too)");
   app->add_option("--sensitivity", f->sensitivity, "write a report of what rounding each part costs (.html, .json or .txt) and stop");
   app->add_option("--eval", f->eval, "eval.jsonl (see metainfer eval): accuracy per group and greedy answers before and after");
-  app->add_option("--max-points", f->max_points, "with --eval: exit with 1 when a group loses more points; which layers did it is looked into")
+  app->add_option("--max-points", f->quality.max_points, "with --eval: exit with 1 when a group loses more points; which layers did it is looked into")
       ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
+  app->add_option("--min-exact", f->quality.min_exact, "with --eval: exit with 1 when fewer percent of the greedy answers are the same, token by token")
+      ->check(CLI::Range(0.0, 100.0))
       ->capture_default_str();
   app->add_option("--threads", f->threads, "worker threads (default: what the CPU mask and quota allow)")
       ->check(CLI::Range(1, 1024));
@@ -187,7 +186,7 @@ Command add_quantize(CLI::App& parent) {
       "  metainfer quantize --model mini-m3-mir --config scripts/quant_w8a8.yaml --output mini-m3-w8a8\n"
       "  metainfer quantize --model M --config w4.yaml --search --max-bits 6 --max-drop 5 --output M5\n"
       "  metainfer quantize --model M --config w8.yaml --sensitivity report.html\n"
-      "  metainfer quantize --model M --config w8.yaml --output M8 --eval models/mini-m3-eval/eval.jsonl --max-points 1\n"
+      "  metainfer quantize --model M --config w8.yaml --output M8 --eval models/mini-m3-eval/eval.jsonl --max-points 1 --min-exact 97\n"
       "\nA recipe:\n"
       "  quant:\n"
       "    weight_bits: 8                      # or 4\n"
@@ -197,6 +196,7 @@ Command add_quantize(CLI::App& parent) {
       "    # rounding: auto                    # nearest, gptq (from calibration), none (smooth only); auto: gptq for int4\n"
       "    activation_scheme: per_token        # or per_tensor (one scale from calibration), or auto (within bound)\n"
       "    # activations: {\"re:.*down\": per_token}   # the same for inputs of single matrices\n"
+      "    # saturation: {percentile: 99.9, layers: [\"re:.*down\"]}   # scales per token that end there; layers: auto\n"
       "    # observer: minmax                  # of per_tensor scales: minmax, percentile (percentile: 99.9), mse\n"
       "    calibration_samples: 512\n"
       "    calibration_length: 256\n"

@@ -29,7 +29,7 @@ Result<int> run(Flags& f, bool logits_given, bool hidden_given) {
     MI_TRY(r, tools::verify_tensors(f.model, f.reference, so, f.limits));
   } else {
     MI_TRY(const tools::Session s, tools::open_session(so));
-    MI_TRY(r, f.reference.empty() ? tools::verify_mir(s, f.model, f.limits)
+    MI_TRY(r, f.reference.empty() ? tools::verify_mir(s, f.engine, f.model, f.limits)
                                   : tools::verify_reference(s, f.reference, f.limits));
   }
   if (f.json)
@@ -45,11 +45,11 @@ Command add_verify(CLI::App& parent) {
   auto f = std::make_shared<Flags>();
   CLI::App* app = parent.add_subcommand(
       "verify",
-      "compare an engine with a reference: layer outputs, routing, logits, greedy tokens; or a model's weights");
+      "compare an engine with a reference: weights, layer outputs, routing, logits, greedy tokens; or a model's weights");
   app->add_option("--engine", f->engine, "engine directory");
   app->add_option("--reference", f->reference,
                   "safetensors file with recorded inputs and outputs, and weights (dequant.NAME) for --model");
-  app->add_option("--model", f->model, "MIR directory: its plain float graph is run");
+  app->add_option("--model", f->model, "MIR directory: its matrices are compared, and its plain float graph is run");
   app->add_option("--threads", f->threads, "worker threads (default: what the CPU mask and quota allow)")
       ->check(CLI::Range(1, 1024));
   app->add_option("--kv-type", f->kv_type, "storage of keys and values: f32, bf16 or int8 (default: the engine's)")

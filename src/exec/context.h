@@ -75,6 +75,11 @@ struct Context {
   }
 };
 
+inline kernels::StoredScale stored_scale(const Context& c, const artifact::Instr& i, bool saturate) {
+  const float* s = c.vector(i, Role::kInScale);
+  return {s ? *s : 0.0f, saturate};
+}
+
 inline kernels::GemmFormat gemm_format(const Weight& w) {
   switch (w.info->packing) {
     case artifact::Packing::kPackedI8: return kernels::GemmFormat::kI8;

@@ -73,6 +73,8 @@ void expect_same_bits(const std::vector<Logits>& a, const std::vector<Logits>& b
       ASSERT_EQ(std::memcmp(a[s][t].data(), b[s][t].data(), a[s][t].size() * 4), 0) << what << ": sequence " << s << " position " << t;
 }
 
+constexpr float kSomeRows = 0.012f;  // a scale that some rows of the test models exceed and others do not
+
 std::vector<std::pair<std::string, ModelShape>> shapes() {
   std::vector<std::pair<std::string, ModelShape>> all;
   ModelShape s;
@@ -94,6 +96,13 @@ std::vector<std::pair<std::string, ModelShape>> shapes() {
   s.packing = Packing::kPackedI4;
   s.extras = true;
   all.emplace_back("int4", s);
+  for (const bool saturate : {false, true}) {
+    s = {};
+    s.packing = saturate ? Packing::kPackedI8 : Packing::kPackedI4;
+    s.stored_scale = kSomeRows;
+    s.saturate = saturate;
+    all.emplace_back(saturate ? "int8, scales that saturate" : "int4, static scales", s);
+  }
   for (size_t i = 0, n = all.size(); i < n; ++i) {
     s = all[i].second;
     s.fused = true;
@@ -154,6 +163,30 @@ TEST(Engine, SameBitsAloneOrTogetherInAnyChunksOnAnyThreads) {
           expect_same_bits(expected, r.logits, fmt::format("{}: {} threads, chunks of {}, {}", name, threads, chunk, together ? "together" : "alone"));
         }
     }
+  }
+}
+
+TEST(Engine, AStoredScaleChangesTheRowsAboveItAndNoOthers) {
+  hw::ThreadPool pool(2);
+  const auto logits = [&](float stored, bool saturate, bool fused) {
+    ModelShape s;
+    s.packing = Packing::kPackedI8;
+    s.stored_scale = stored;
+    s.saturate = saturate;
+    s.fused = fused;
+    const TestModel model(s);
+    const auto engine = model.load(pool);
+    Runner r(*engine, {random_ids(8, 40)});
+    r.run_all(0, true);
+    return r.logits;
+  };
+  const auto differ = [](const std::vector<Logits>& a, const std::vector<Logits>& b) { return a != b; };
+  for (const bool fused : {false, true}) {
+    const auto high = logits(1e6f, true, fused);  // never reached
+    EXPECT_TRUE(differ(logits(1e6f, false, fused), high));  // a static one loses everything
+    EXPECT_FALSE(differ(logits(1e-4f, true, fused), logits(1e-4f, false, fused)));  // every row is above
+    EXPECT_TRUE(differ(logits(kSomeRows, true, fused), high));
+    EXPECT_TRUE(differ(logits(kSomeRows, true, fused), logits(kSomeRows, false, fused)));  // rows below keep their own
   }
 }
 

@@ -48,8 +48,8 @@ void run_norm(Context& c, const Instr& i) {
 
 void run_quantize(Context& c, const Instr& i) {
   const Operand &x = i.in[0], &y = i.out[0];
-  const Weight* fixed = c.find(i, Role::kInScale);
-  kernels::quantize_run(c.floats(x), c.stride(x), c.rows(x), x.type.cols, c.at(y), c.stride(y), *c.pool, c.cpu, fixed ? *fixed->floats() : 0.0f);
+  kernels::quantize_run(c.floats(x), c.stride(x), c.rows(x), x.type.cols, c.at(y), c.stride(y), *c.pool, c.cpu,
+                        stored_scale(c, i, std::get<QuantizeParams>(i.params).saturate));
 }
 
 void run_linear(Context& c, const Instr& i) {

@@ -79,7 +79,9 @@ void run_grouped_experts(Context& c, const Instr& i) {
   a.gate = expert_weights(c, i, Role::kGate, Role::kGateBias);
   a.up = expert_weights(c, i, Role::kUp, Role::kUpBias);
   a.down = expert_weights(c, i, Role::kDown, Role::kDownBias);
-  a.act = std::get<GroupedExpertsParams>(i.params).activation();
+  const GroupedExpertsParams& p = std::get<GroupedExpertsParams>(i.params);
+  a.act = p.activation();
+  a.h_scale = stored_scale(c, i, p.saturate);
   a.x = c.at(x);
   a.x_stride = c.stride(x);
   a.x_scale_offset = artifact::q8_scale_offset(c.stride(x));

@@ -44,6 +44,8 @@ struct ModelShape {
   int64_t window = 0;                      // of layer 1
   bool sinks = false, softcap = false, interleaved = false;
   bool index = false;                      // layer 1 attends to blocks chosen by a block index
+  float stored_scale = 0;                  // of the int8 inputs of o and down; saturate: rows keep their own up to it
+  bool saturate = false;
   bool extras = false;                     // scale, clamp, biases, shared expert behind a sigmoid gate
   int64_t vocab = 50, hidden = 48, layers = 2, heads = 4, kv_heads = 2, dim = 16, inner = 40, experts = 6, k = 2;
   int64_t block = 8, topk = 3;
@@ -161,9 +163,17 @@ class TestModel {
     return out;
   }
   bool takes_q8() const { return s_.packing == Packing::kPackedI8 || s_.packing == Packing::kPackedI4; }
-  Operand quantized(Operand x) {
+  std::vector<InstrWeight> stored_scale() {
+    if (s_.stored_scale == 0) return {};
+    const int32_t w = vec(1, 0);
+    values_[size_t(w)][0] = s_.stored_scale;
+    return {{Role::kInScale, w}};
+  }
+  Operand quantized(Operand x, bool stored = true) {
     if (!takes_q8()) return x;
-    return emit(Op::kQuantize, {x}, buffer({x.type.rows, x.type.cols, Elem::kQ8}, m_.buffers[size_t(x.buffer)].rows_per_token), {}, QuantizeParams{});
+    const Operand q = buffer({x.type.rows, x.type.cols, Elem::kQ8}, m_.buffers[size_t(x.buffer)].rows_per_token);
+    if (!stored || s_.stored_scale == 0) return emit(Op::kQuantize, {x}, q, {}, QuantizeParams{});
+    return emit(Op::kQuantize, {x}, q, stored_scale(), QuantizeParams{s_.saturate});
   }
   Operand linear(Operand x, int32_t w, const Operand* residual = nullptr, int32_t bias = -1, float out_scale = 1) {
     std::vector<InstrWeight> weights = {{Role::kWeight, w}};
@@ -180,7 +190,7 @@ class TestModel {
     const NormParams p{1e-5f, false, 1};
     if (!takes_q8() || !s_.fused) {
       const Operand y = emit(Op::kRmsNorm, {x}, buffer(f32(s_.hidden)), w, p);
-      return {quantized(y), y};
+      return {quantized(y, false), y};
     }
     const Operand y = buffer(f32(s_.hidden)), q = buffer({Rows::kToken, s_.hidden, Elem::kQ8});
     emit(Op::kRmsNorm, {x}, y, w, p);
@@ -250,7 +260,8 @@ class TestModel {
       const Operand scratch = buffer(f32(kernels::grouped_scratch_bytes_per_token(s_.k, s_.hidden, s_.inner, down_format) / 4));
       const Operand y = emit(Op::kGroupedExperts, {n, route, shared}, buffer(f32(s_.hidden)),
                              {{Role::kGate, gate}, {Role::kUp, up}, {Role::kUpBias, up_bias}, {Role::kDown, down}, {Role::kDownBias, down_bias}},
-                             GroupedExpertsParams{act.kind, act.alpha, act.limit}, 2);
+                             GroupedExpertsParams{act.kind, act.alpha, act.limit, s_.saturate}, 2);
+      for (const InstrWeight& w : stored_scale()) m_.program.back().weights.push_back(w);
       m_.program.back().scratch = scratch.buffer;
       return y;
     }

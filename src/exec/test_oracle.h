@@ -47,12 +47,24 @@ class Oracle {
     }
     return 0;
   }
-  static Row quantize(const Row& x) {
+  static Row quantize(const Row& x, double stored, bool saturate) {
     double m = 0;
     for (double v : x) m = std::max(m, std::abs(v));
     Row y;
+    if (stored > 0 && (!saturate || m / 127 > stored)) {
+      for (double v : x) y.push_back(std::clamp(std::nearbyint(v / stored), -127.0, 127.0) * stored);
+      return y;
+    }
     for (double v : x) y.push_back(m == 0 ? 0 : std::nearbyint(v * 127 / m) * m / 127);
     return y;
+  }
+  double stored_scale(const Instr& i) const {
+    const auto* s = weight(i, Role::kInScale);
+    return s ? (*s)[0] : 0;
+  }
+  static bool saturates(const Instr& i) {
+    const auto* q = std::get_if<QuantizeParams>(&i.params);
+    return q && q->saturate;
   }
   // y_n = sum_k w[e][n][k] x_k + b[e][n]
   static Row multiply(const std::vector<float>& w, const std::vector<float>* b, int64_t e, int64_t n, const Row& x) {
@@ -80,7 +92,7 @@ class Oracle {
       if (o.buffer < 0) continue;
       Values v = out;
       if (o.type.elem == Elem::kQ8)
-        for (Row& r : v) r = quantize(r);
+        for (Row& r : v) r = quantize(r, stored_scale(i), saturates(i));
       values_[size_t(o.buffer)] = std::move(v);
     }
   }
@@ -261,7 +273,7 @@ class Oracle {
         const Row g = multiply(gate, weight(i, Role::kGateBias), e, inner, x[t]), u = multiply(*weight(i, Role::kUp), weight(i, Role::kUpBias), e, inner, x[t]);
         Row h;
         for (size_t c = 0; c < g.size(); ++c) h.push_back(act(p.kind, p.alpha, p.limit, g[c], u[c]));
-        if (int8) h = quantize(h);
+        if (int8) h = quantize(h, stored_scale(i), p.saturate);
         const Row y = multiply(*weight(i, Role::kDown), weight(i, Role::kDownBias), e, i.out[0].type.cols, h);
         for (size_t c = 0; c < y.size(); ++c) out[t][c] += route(i)[t][k + j] * y[c];
       }

@@ -175,6 +175,10 @@ class Rule {
     expect_shape(d, {n});
     return d;
   }
+  void stored_scale(bool saturate) const {
+    if (const WeightUse* u = find(Role::kInScale)) vector_weight(*u, 1);
+    else if (saturate) refuse("it saturates, and has no in_scale to saturate at");
+  }
   // The activation x fits the matrix: int8 with a quantized one, float with float; K columns.
   void expect_input_of(size_t i, const WeightDecl& d) const {
     const Value& v = in(i);
@@ -255,7 +259,7 @@ class Rule {
     inputs(1, 1);
     roles({Role::kInScale});
     const ValueType x = expect(0, Elem::kF32);
-    if (const WeightUse* u = find(Role::kInScale)) vector_weight(*u, 1);
+    stored_scale(params<QuantizeParams>().saturate);
     return {ValueType{x.rows, x.cols, Elem::kQ8}};
   }
 
@@ -449,7 +453,7 @@ class Rule {
 
   Types grouped_experts() const {
     inputs(2, 3);
-    roles({Role::kGate, Role::kGateBias, Role::kUp, Role::kUpBias, Role::kDown, Role::kDownBias});
+    roles({Role::kGate, Role::kGateBias, Role::kUp, Role::kUpBias, Role::kDown, Role::kDownBias, Role::kInScale});
     const WeightDecl& gate = expert_matrix(Role::kGate);
     const WeightDecl& up = expert_matrix(Role::kUp);
     const WeightDecl& down = expert_matrix(Role::kDown);
@@ -460,6 +464,8 @@ class Rule {
     expert_bias(Role::kGateBias, gate);
     expert_bias(Role::kUpBias, up);
     expert_bias(Role::kDownBias, down);
+    stored_scale(params<GroupedExpertsParams>().saturate);
+    if (find(Role::kInScale) && !is_quantized(down)) refuse("in_scale goes with quantized weights; {} is float", down.name);
     expect_input_of(0, gate);
     expect_rows(0, Rows::kToken);
     expect_route(1, gate.shape[0]);

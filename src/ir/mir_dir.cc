@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <unordered_set>
 
+#include "base/util.h"
 #include "ir/text.h"
 #include "ir/verify.h"
 
@@ -182,9 +183,12 @@ struct MirWriter::Impl {
   std::optional<SafetensorsWriter> file;
   Path kept;
   size_t kept_shards = 0;
+  std::optional<Xxh3> sum;  // of the shard's tensors, where it is kept
 
   static std::string name(size_t shard) { return fmt::format("{:05}.safetensors", shard + 1); }
   size_t begin_of(size_t s) const { return s == 0 ? 0 : shard_end[s - 1]; }
+
+  Path sum_file() const { return kept / (name(shard) + ".xxh3"); }
 
   // Links the next shard from `kept`, where it is whole and holds what it should.
   bool take_kept() {
@@ -194,6 +198,10 @@ struct MirWriter::Impl {
       const auto* e = found->find(order[i].name);
       if (!e || e->dtype != order[i].dtype || e->shape != order[i].shape) return false;
     }
+    const auto& entries = found->entries();
+    const auto recorded = read_file(sum_file(), 64);
+    const auto tensors = found->file().bytes().subspan(entries.front().begin, entries.back().end - entries.front().begin);
+    if (!recorded.ok() || *recorded != xxh3_hex(tensors)) return false;
     std::error_code ec;
     fs::create_hard_link(kept / name(shard), out / "weights" / name(shard), ec);
     return !ec;
@@ -206,6 +214,7 @@ struct MirWriter::Impl {
                                                               order.begin() + ptrdiff_t(shard_end[shard])}));
     file.emplace(std::move(w));
     written = 0;
+    if (!kept.empty()) sum.emplace();
     return {};
   }
 };
@@ -264,6 +273,7 @@ Status MirWriter::write(std::span<const std::byte> bytes) {
     MI_CHECK(m.shard < m.shard_end.size(), "more bytes than the declared tensors hold");
     const size_t n = size_t(std::min<uint64_t>(bytes.size(), m.shard_bytes[m.shard] - m.written));
     MI_TRY_VOID(m.file->write(bytes.first(n)));
+    if (m.sum) m.sum->update(bytes.first(n));
     m.written += n;
     bytes = bytes.subspan(n);
     if (m.written < m.shard_bytes[m.shard]) continue;
@@ -271,8 +281,10 @@ Status MirWriter::write(std::span<const std::byte> bytes) {
     m.file.reset();
     if (!m.kept.empty()) {
       std::error_code ec;  // a file system without links keeps nothing: then a later run starts anew
+      fs::remove(m.sum_file(), ec);
       fs::remove(m.kept / Impl::name(m.shard), ec);
       fs::create_hard_link(m.out / "weights" / Impl::name(m.shard), m.kept / Impl::name(m.shard), ec);
+      if (!ec) (void)write_file(m.sum_file(), m.sum->digest());  // without it the shard is made again
     }
     if (++m.shard < m.shard_end.size()) MI_TRY_VOID(m.open_shard());
   }

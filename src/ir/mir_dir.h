@@ -54,9 +54,9 @@ std::vector<SafetensorsWriter::Decl> declared_tensors(const Graph& g);
 class MirWriter {
  public:
   // out: inside an OutputDir. Precondition: the layers of g are complete (verify). Shards are cut at tensor borders
-  // near shard_bytes. kept: a folder that survives this process, or none: finished shards are linked into it, and those
-  // that are there from an earlier run, in order and without a gap, are taken as written. Whether they belong to the
-  // same output is the caller's to know.
+  // near shard_bytes. kept: a folder that survives this process, or none: finished shards are linked into it, each with a
+  // checksum beside it, and those that are there from an earlier run, unchanged, in order and without a gap, are taken as
+  // written. Whether they belong to the same output is the caller's to know.
   static Result<MirWriter> create(const Path& out, const Graph& g, size_t shard_bytes = size_t(4) << 30,
                                   const Path& kept = {});
   ~MirWriter();

@@ -201,6 +201,7 @@ TEST(Infer, RefusesWhatDoesNotFit) {
       {"weight n : f32 [8] norm y = rms_norm x, weight=[n, n] : f32[T, 8]",
        "role 'weight' takes one weight, here are 2"},
       {"weight s : f32 [2] constant y = quantize x, in_scale=s : q8[T, 8]", "has to have shape [1]"},
+      {"y = quantize x {saturate=true} : q8[T, 8]", "no in_scale to saturate at"},
       {"q = quantize x : q8[T, 8] y = quantize q : q8[T, 8]", "input 'q' has to be float, it is int8"},
       {"weight w : w8a8 [8, 8] dense y = linear x, weight=w : f32[T, 8]",
        "weight w is w8a8, but input 'x' is float: quantize it first"},
@@ -269,6 +270,12 @@ TEST(Infer, RefusesWhatDoesNotFit) {
        "{experts=8 k=2} : route[T, 2] "
        "y = grouped_experts x, r, gate=g, up=u, down=d : f32[T, 8]",
        "weights g and u differ in format"},
+      {"weight g : bf16 [8, 4, 8] expert weight d : bf16 [8, 8, 4] expert weight s : f32 [1] constant r = route x {experts=8 k=2} : "
+       "route[T, 2] y = grouped_experts x, r, gate=g, up=g, down=d, in_scale=s : f32[T, 8]",
+       "in_scale goes with quantized weights; d is float"},
+      {"weight g : bf16 [8, 4, 8] expert weight d : w8a8 [8, 8, 4] expert r = route x {experts=8 k=2} : route[T, 2] "
+       "y = grouped_experts x, r, gate=g, up=g, down=d {saturate=true} : f32[T, 8]",
+       "no in_scale to saturate at"},
       {"y = sigmoid_mul x, x : f32[T, 8]", "has to have 1 columns"},
       {"y = slice x {start=5 len=4} : f32[T, 4]", "start 5 with len 4 is not inside the 8 columns"},
       {"y = slice x {start=9223372036854775807 len=9223372036854775807} : f32[T, 4]", "is not inside the 8 columns"},

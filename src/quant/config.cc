@@ -19,6 +19,7 @@ const std::vector<std::string> kKeys = {"weight_bits",
                                         "coverage",
                                         "activation_scheme",
                                         "activations",
+                                        "saturation",
                                         "observer",
                                         "percentile",
                                         "calibration_data",
@@ -132,6 +133,32 @@ Status parse_smoothing(const YAML::Node& s, const std::string& what, QuantConfig
   return {};
 }
 
+// A list of names or patterns, or auto.
+Status parse_names(const YAML::Node& n, const char* key, const std::string& what, std::vector<std::string>* names, bool* automatic) {
+  *automatic = n.IsScalar() && n.Scalar() == "auto";
+  if (*automatic) return {};
+  if (!n.IsSequence()) return bad_input("{}: {}: expected a list of names or re: patterns, or auto", what, key);
+  for (const YAML::Node& name : n) {
+    if (!name.IsScalar() || name.Scalar().empty())
+      return bad_input("{}: {}: every entry must be a name or a re: pattern", what, key);
+    names->push_back(name.Scalar());
+  }
+  return {};
+}
+
+Status parse_saturation(const YAML::Node& s, const std::string& what, QuantConfig* c) {
+  if (!s || s.IsNull()) return {};
+  if (!s.IsMap()) return bad_input("{}: saturation: expected {{percentile: 99.9, layers: [\"re:.*down\"]}}", what);
+  MI_TRY_VOID(refuse_unknown(s, {"percentile", "layers"}, what + ": saturation"));
+  MI_TRY(c->saturation_percentile, get<double>(s, "percentile", c->saturation_percentile, what, "a number"));
+  MI_TRY_VOID(require(c->saturation_percentile > 50 && c->saturation_percentile < 100, what, "saturation.percentile",
+                      "above 50 and below 100"));
+  const YAML::Node layers = s["layers"];
+  if (!layers || layers.IsNull())
+    return bad_input("{}: saturation.layers is missing: a list of names or re: patterns, or auto", what);
+  return parse_names(layers, "saturation.layers", what, &c->saturated_layers, &c->saturation_auto);
+}
+
 Result<QuantConfig> parse(const YAML::Node& root, const std::string& what) {
   if (!root.IsMap()) return bad_input("{}: expected a mapping with the key 'quant'", what);
   for (const std::string& key : kKeys)
@@ -197,16 +224,9 @@ Result<QuantConfig> parse(const YAML::Node& root, const std::string& what) {
                       "between 1 and 131072"));
 
   MI_TRY_VOID(parse_smoothing(q["smooth_quant"], what, &c));
-  if (const YAML::Node s = q["sensitive_layers"]; s && !s.IsNull()) {
-    c.sensitive_auto = s.IsScalar() && s.Scalar() == "auto";
-    if (!s.IsSequence() && !c.sensitive_auto)
-      return bad_input("{}: sensitive_layers: expected a list of names or re: patterns, or auto", what);
-    if (s.IsSequence()) for (const YAML::Node& n : s) {
-      if (!n.IsScalar() || n.Scalar().empty())
-        return bad_input("{}: sensitive_layers: every entry must be a name or a re: pattern", what);
-      c.sensitive_layers.push_back(n.Scalar());
-    }
-  }
+  MI_TRY_VOID(parse_saturation(q["saturation"], what, &c));
+  if (const YAML::Node s = q["sensitive_layers"]; s && !s.IsNull())
+    MI_TRY_VOID(parse_names(s, "sensitive_layers", what, &c.sensitive_layers, &c.sensitive_auto));
   return c;
 }
 

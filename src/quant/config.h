@@ -18,6 +18,10 @@
 //                                    # (per_tensor, and per_token where bound asks for it)
 //     activations: {"re:.*down": per_token}  # the same for the inputs of single matrices; the last word. Matrices that
 //                                    # share an input share its scale: per_token if one of them asks for it
+//     saturation: {percentile: 99.9, layers: ["re:.*down"]}   # the inputs of these matrices have a scale per token that
+//                                    # never exceeds what the percentile of |x| over calibration asks for: a token's
+//                                    # outliers are cut instead of taking the others' precision. Wins over activations.
+//                                    # layers: auto: the inputs whose layers have a smaller error with it
 //     observer: minmax               # where a per_tensor scale ends: minmax | percentile | mse (least squared error)
 //     percentile: 99.9               # of |x|, with observer: percentile
 //     calibration_data: file.jsonl   # text, jsonl with "text", "messages" or "ids"; relative to the YAML. Default:
@@ -71,6 +75,9 @@ struct QuantConfig {
   Observer observer = Observer::kMinMax;
   double percentile = 99.9;
   std::vector<std::pair<std::string, ActivationScheme>> activation_layers;  // in the file's order
+  double saturation_percentile = 99.9;
+  std::vector<std::string> saturated_layers;
+  bool saturation_auto = false;
   bool smooth = true;
   double smooth_alpha = 0.6;
   bool search_alpha = false;

@@ -16,14 +16,16 @@ DType float_type_of(const ir::Graph& g) {
   return DType::kBF16;
 }
 
+constexpr double kLessError = 0.95;  // of what a scale per token has: from here on saturation is worth its place
+
 // The modules that read a value, as a recipe names them.
-std::vector<std::string> readers_of(const ir::Graph& g, const Candidate& c) {
+std::vector<std::string> readers_of(const ir::Graph& g, int32_t layer, const std::string& value) {
   std::vector<std::string> modules;
-  const ir::Block& b = g.block_of(c.layer);
+  const ir::Block& b = g.block_of(layer);
   for (const MatrixUse& u : matrix_uses(b)) {
     const ir::WeightDecl& d = b.weights[size_t(u.weight)];
-    if (u.value != c.value || !is_rounded_by_default(d)) continue;
-    const std::string name = ir::full_name(d.name, c.layer);
+    if (u.value != value || !is_rounded_by_default(d)) continue;
+    const std::string name = ir::full_name(d.name, layer);
     modules.push_back(name.substr(0, name.rfind('.')));
   }
   return modules;
@@ -44,7 +46,7 @@ void take(Planned& plan, const QuantConfig& asked, const std::vector<LayerFormat
 
 }  // namespace
 
-bool needs_plan(const QuantConfig& c) { return c.activations == ActivationScheme::kAuto || c.sensitive_auto; }
+bool needs_plan(const QuantConfig& c) { return c.activations == ActivationScheme::kAuto || c.sensitive_auto || c.saturation_auto; }
 
 Result<CalibrationSet> calibration_of(const ir::MirDir& mir, const QuantizeOptions& o) {
   MI_TRY(const text::ModelText text, text::load_model_text(o.model / "tokenizer"));
@@ -65,6 +67,7 @@ Result<Planned> plan_recipe(const QuantizeOptions& o, const PlanOptions& p, hw::
   SensitivityOptions so;
   so.config = o.config;
   so.activations = c.activations == ActivationScheme::kAuto;
+  so.saturation = c.saturation_auto;
   so.sample_tokens = p.sample_tokens;
   so.scratch = Path(o.output).concat(".piece");
   so.formats = {LayerFormat::kInt8};
@@ -96,11 +99,23 @@ Result<Planned> plan_recipe(const QuantizeOptions& o, const PlanOptions& p, hw::
     c.activations = ActivationScheme::kPerTensor;
     std::vector<std::pair<std::string, ActivationScheme>> found;
     for (const Candidate* v : per_token_values(s, c.bound)) {
-      for (const std::string& module : readers_of(mir.graph, *v)) found.emplace_back(module, ActivationScheme::kPerToken);
+      for (const std::string& module : readers_of(mir.graph, v->layer, v->value)) found.emplace_back(module, ActivationScheme::kPerToken);
       out.reasons.push_back(fmt::format("{} keeps a scale per token: with a static one it alone has a KL of {:.5f}", v->name, v->kl));
     }
     found.insert(found.end(), c.activation_layers.begin(), c.activation_layers.end());
     c.activation_layers = std::move(found);
+  }
+  if (c.saturation_auto) {
+    c.saturation_auto = false;
+    size_t found = 0;
+    for (const Saturation& t : s.saturation) {
+      if (t.saturated > kLessError * t.per_token) continue;
+      ++found;
+      for (const std::string& module : readers_of(mir.graph, t.layer, t.value)) c.saturated_layers.push_back(module);
+      out.reasons.push_back(fmt::format("layers.{}.{} saturates: with it the layer's error from this input is {:.3f} %, without {:.3f} %",
+                                        t.layer, t.value, 100 * t.saturated, 100 * t.per_token));
+    }
+    out.reasons.push_back(fmt::format("saturation at the {:g}th percentile helps {} of {} inputs", c.saturation_percentile, found, s.saturation.size()));
   }
   if (p.search) take(out, o.config, p.formats);
   return out;

@@ -20,8 +20,6 @@
 namespace mi::quant {
 namespace {
 
-constexpr int64_t kKeepFrom = int64_t(1) << 30;   // bytes of weights from which an interrupted run is gone on with
-constexpr size_t kShardBytes = size_t(256) << 20;  // how much of it is lost at most, and a layer
 constexpr int64_t kForcedTokens = 256;  // shown to experts that calibration does not reach, where the recipe wants it
 
 int64_t weights_bytes(const ir::Graph& g) {
@@ -106,6 +104,8 @@ Json provenance_of(const QuantizeOptions& o, const ir::MirDir& mir, const Calibr
       {"layers", std::move(layers)},
       {"calibration",
        {{"source", calibrated ? set.source : ""}, {"xxh3", calibrated ? set.hash : ""}, {"sequences", r.calibration_sequences}, {"tokens", r.calibration_tokens}}}};
+  if (!c.saturated_layers.empty())
+    p["quantize"]["saturation"] = {{"percentile", c.saturation_percentile}, {"layers", c.saturated_layers}};
   return p;
 }
 
@@ -145,8 +145,8 @@ class Walk {
     capture_ = o_.config.smooth || scales_.any() || spread_;
     if (capture_ || o_.compare) MI_TRY_VOID(load_text());
 
-    if (report_.bytes_before >= kKeepFrom) kept_ = KeptFiles::open(o_.output, key());
-    MI_TRY(ir::MirWriter writer, ir::MirWriter::create(out.path(), rounded_.graph, kShardBytes, kept_.path()));
+    if (report_.bytes_before >= o_.keep_from) kept_ = KeptFiles::open(o_.output, key());
+    MI_TRY(ir::MirWriter writer, ir::MirWriter::create(out.path(), rounded_.graph, o_.shard_bytes, kept_.path()));
     Progress progress("quantize", uint64_t(report_.bytes_before), true);
     place_ = 0;
     if (writer.first() > 0)
@@ -195,7 +195,7 @@ class Walk {
             if (d.format == ir::WeightFormat::kFloat && touched.count(ir::full_name(d.name, layer)))
               d.dtype = DType::kF32;
     }
-    MI_TRY(scales_, StaticScales::choose(o_.config, g));
+    MI_TRY(scales_, StoredScales::choose(o_.config, g));
     scales_.declare(g);
     report_.bytes_before = weights_bytes(mir_.graph);
     report_.bytes_after = weights_bytes(g);
@@ -295,7 +295,10 @@ class Walk {
       if (!plan.smoothing.alpha.empty()) report_.alphas[layer] = plan.smoothing.alpha;
     }
     if (scales_.any() && !there) plan.constants = scales_.measure(seen, plan.smoothing, o_.config);
-    report_.static_scales += int64_t(plan.constants.size());
+    for (const auto& [value, fed] : seen.values) {
+      report_.static_scales += scales_.is_static(layer, value);
+      report_.saturated += scales_.saturates(layer, value);
+    }
     RoundedLayer rounded;
     if (there) {
       MI_TRY_VOID(read_back(layer, writer, &rounded));
@@ -396,7 +399,7 @@ class Walk {
   hw::ThreadPool& pool_;
   QuantizeReport report_;
   ir::MirDir rounded_;  // the graph that is written, the source's files, and the tensors of the layer that is looked at
-  StaticScales scales_;
+  StoredScales scales_;
   CalibrationSet set_;
   Split split_;
   Rows rows_;
@@ -446,6 +449,7 @@ std::string report_text(const QuantizeReport& r) {
   s += fmt::format("weights       {} -> {}\n", human_bytes(double(r.bytes_before)), human_bytes(double(r.bytes_after)));
   if (r.spread_matrices > 0) s += fmt::format("gptq          {} matrices, experts counted one by one\n", r.spread_matrices);
   if (r.static_scales > 0) s += fmt::format("activations   {} static scales\n", r.static_scales);
+  if (r.saturated > 0) s += fmt::format("activations   {} inputs whose scales per token saturate\n", r.saturated);
   for (const auto& [layer, sites] : r.alphas)
     for (const auto& [value, alpha] : sites) s += fmt::format("alpha         layer {} {}: {:.2f}\n", layer, value, alpha);
   for (const std::string& n : r.notes) s += fmt::format("note          {}\n", n);
@@ -486,6 +490,7 @@ Json report_json(const QuantizeReport& r) {
     j["patterns"].push_back({{"pattern", c.pattern}, {"format", layer_format_name(c.format)}, {"matches", c.matches}});
   j["spread_matrices"] = r.spread_matrices;
   j["static_scales"] = r.static_scales;
+  j["saturated"] = r.saturated;
   j["alphas"] = Json::object();
   for (const auto& [layer, sites] : r.alphas)
     for (const auto& [value, alpha] : sites) j["alphas"][std::to_string(layer)][value] = alpha;

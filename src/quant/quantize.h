@@ -27,6 +27,8 @@ struct QuantizeOptions {
   Path held_out;        // ... on this text, cut like calibration text; empty: on what is always held out of the
                         // calibration text, up to 2048 tokens
   int64_t compare_tokens = 2048;  // of either, at most; 0: all of it
+  int64_t keep_from = int64_t(1) << 30;    // bytes of weights from which an interrupted run is gone on with (kept.h)
+  size_t shard_bytes = size_t(256) << 20;  // of a weight file: how much of it is lost at most, and a layer
 };
 
 struct QuantizeReport {
@@ -34,7 +36,7 @@ struct QuantizeReport {
   int64_t calibration_sequences = 0, calibration_tokens = 0;
   int64_t weight_bits = 8, group_size = 0;
   int64_t quantized_matrices = 0, float_matrices = 0;  // counted per layer, experts as one
-  int64_t smoothed_sites = 0, static_scales = 0;
+  int64_t smoothed_sites = 0, static_scales = 0, saturated = 0;
   int64_t spread_matrices = 0;                         // rounded with error compensation, experts counted one by one
   std::map<int32_t, std::map<std::string, double>> alphas;  // searched ones, by layer and value
   std::string calibration_mix, traffic_mix;            // what they are made of, in words

@@ -89,6 +89,25 @@ TEST(RecipeTest, FormatsOfLayers) {
     EXPECT_EQ(recipe("layers: {x: " + std::string(layer_format_name(format)) + "}").layers[0].second, format);
 }
 
+TEST(RecipeTest, Saturation) {
+  EXPECT_TRUE(recipe("").saturated_layers.empty());
+  const QuantConfig c = recipe("saturation: {percentile: 99.5, layers: [b, \"re:.*down\"]}");
+  EXPECT_EQ(c.saturation_percentile, 99.5);
+  EXPECT_THAT(c.saturated_layers, ElementsAre("b", "re:.*down"));
+  EXPECT_FALSE(c.saturation_auto);
+  const QuantConfig a = recipe("saturation: {layers: auto}");
+  EXPECT_TRUE(a.saturation_auto && a.saturated_layers.empty());
+  EXPECT_EQ(a.saturation_percentile, 99.9);
+  EXPECT_THAT(refusal("saturation: auto"), HasSubstr("saturation: expected {percentile: 99.9"));
+  EXPECT_THAT(refusal("saturation: {percentile: 99.9}"), HasSubstr("saturation.layers is missing"));
+  EXPECT_THAT(refusal("saturation: {layers: down}"), HasSubstr("saturation.layers: expected a list of names or re: patterns, or auto"));
+  EXPECT_THAT(refusal("saturation: {layers: [[a]]}"), HasSubstr("saturation.layers: every entry"));
+  EXPECT_THAT(refusal("saturation: {layers: auto, percentil: 99}"), HasSubstr("did you mean 'percentile'"));
+  EXPECT_THAT(refusal("saturation: {layers: auto, percentile: 100}"), HasSubstr("saturation.percentile must be above 50 and below 100"));
+  EXPECT_THAT(refusal("saturation: {layers: auto, percentile: .nan}"), HasSubstr("saturation.percentile must be"));
+  EXPECT_THAT(refusal("saturations: {layers: auto}"), HasSubstr("did you mean 'saturation'"));
+}
+
 TEST(RecipeTest, RefusesByName) {
   EXPECT_THAT(refusal("rounding: up"), HasSubstr("rounding must be auto, nearest, gptq or none"));
   EXPECT_THAT(refusal("rounding: up"), HasSubstr("not 'up'"));
@@ -145,6 +164,9 @@ void expect_equal(const QuantConfig& a, const QuantConfig& b) {
   EXPECT_EQ(a.observer, b.observer);
   EXPECT_EQ(a.percentile, b.percentile);
   EXPECT_EQ(a.activation_layers, b.activation_layers);
+  EXPECT_EQ(a.saturation_percentile, b.saturation_percentile);
+  EXPECT_EQ(a.saturated_layers, b.saturated_layers);
+  EXPECT_EQ(a.saturation_auto, b.saturation_auto);
   EXPECT_EQ(a.smooth, b.smooth);
   EXPECT_EQ(a.smooth_alpha, b.smooth_alpha);
   EXPECT_EQ(a.search_alpha, b.search_alpha);
@@ -165,6 +187,8 @@ TEST(RecipeTest, WrittenAndReadAgainItIsTheSame) {
            std::string("coverage: {min_tokens: 0, force: true}"),
            std::string("rounding: none, smooth_quant: {down: true}"),
            std::string("activation_scheme: auto, sensitive_layers: auto, bound: 0.003"),
+           std::string("saturation: {percentile: 99.95, layers: [b, \"re:.*\\\\.down$\", \"a: b # c\"]}"),
+           std::string("saturation: {percentile: 98, layers: auto}"),
            std::string("activations: {b: per_token, a: per_tensor, \"re:a\\\\.b\\\"c\": per_token}"),
            std::string("calibration_data: \"/some where/ca\\\"li\\\\b.jsonl\", calibration_samples: 3, calibration_length: 5"),
            std::string("smooth_quant: {enable: false, alpha: 0.1}"),

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <set>
 
 #include "ir/edit.h"
 #include "quant/choice.h"
@@ -21,7 +22,7 @@ std::string module_of(std::string weight) {
 
 }  // namespace
 
-Result<StaticScales> StaticScales::choose(const QuantConfig& c, const ir::Graph& g) {
+Result<StoredScales> StoredScales::choose(const QuantConfig& c, const ir::Graph& g) {
   // Matrices of layers, and the value that each rounded one reads. A pattern may mean one that stays float: which these
   // are may have been found out (sensitive_layers: auto, a search).
   std::vector<std::string> modules;
@@ -40,42 +41,57 @@ Result<StaticScales> StaticScales::choose(const QuantConfig& c, const ir::Graph&
     for (const std::string& m : hits)
       if (value_of.count(m)) scheme[m] = s;
   }
-  StaticScales out;
-  for (const auto& [m, value] : value_of) out.values_.insert(value);
+  std::set<std::string> saturated;
+  for (const std::string& pattern : c.saturated_layers) {
+    MI_TRY(const auto hits, matching("saturation.layers", pattern, modules));
+    saturated.insert(hits.begin(), hits.end());
+  }
+  StoredScales out;
+  for (const auto& [m, value] : value_of) out.values_[value] = Kind::kStatic;
   for (const auto& [m, s] : scheme)
     if (s == ActivationScheme::kPerToken) out.values_.erase(value_of.at(m));
+  for (const auto& [m, value] : value_of)
+    if (saturated.count(m)) out.values_[value] = Kind::kSaturates;
   return out;
 }
 
-void StaticScales::declare(ir::Graph& g) const {
+void StoredScales::declare(ir::Graph& g) const {
   if (!any()) return;
   ir::split_layers(g, [&](const ir::Block& b, int32_t layer) {
     std::string key;
     for (const ir::Node& n : b.nodes)
-      if (n.op == Op::kQuantize) key += has(layer, b.values[size_t(n.in[0])].name) ? '1' : '0';
+      if (n.op == Op::kQuantize) {
+        const std::string& value = b.values[size_t(n.in[0])].name;
+        key += is_static(layer, value) ? 's' : saturates(layer, value) ? 'c' : '-';
+      }
     return key;
   });
   for (ir::Block& b : g.blocks)
     for (ir::Node& n : b.nodes) {
       if (n.op != Op::kQuantize) continue;
       const std::string value = b.values[size_t(n.in[0])].name;
-      if (!has(b.layers[0], value) || !n.weights.empty()) continue;
+      const auto it = values_.find({b.layers[0], value});
+      if (it == values_.end() || !n.weights.empty()) continue;
+      n.params = QuantizeParams{it->second == Kind::kSaturates};
       n.weights.push_back({Role::kInScale, {int32_t(b.weights.size())}});
       b.weights.push_back(
           {scale_name(value), DType::kF32, {1}, ir::WeightFormat::kFloat, ir::Mark::kConstant, 0});
     }
 }
 
-std::map<std::string, float> StaticScales::measure(const LayerCapture& seen, const LayerSmoothing& smoothing,
+std::map<std::string, float> StoredScales::measure(const LayerCapture& seen, const LayerSmoothing& smoothing,
                                                    const QuantConfig& c) const {
   std::map<std::string, float> out;
   for (const auto& [value, fed] : seen.values) {
-    if (!has(seen.layer, value)) continue;
+    const auto kind = values_.find({seen.layer, value});
+    if (kind == values_.end()) continue;
+    const bool cut = kind->second == Kind::kSaturates;
+    const Observer observer = cut ? Observer::kPercentile : c.observer;
     const auto it = smoothing.divisor.find(value);
     const float* s = it == smoothing.divisor.end() ? nullptr : it->second.data();
     float limit = 0;
     const bool per_expert = it != smoothing.divisor.end() && int64_t(it->second.size()) != fed.cols;
-    if (c.observer == Observer::kMinMax && !per_expert) {
+    if (observer == Observer::kMinMax && !per_expert) {
       for (int64_t i = 0; i < fed.cols; ++i)
         limit = std::max(limit, s ? fed.max_abs[size_t(i)] / s[i] : fed.max_abs[size_t(i)]);
     } else {
@@ -87,22 +103,22 @@ std::map<std::string, float> StaticScales::measure(const LayerCapture& seen, con
         const float* of_row = per_expert ? s + int64_t(seen.chosen[row]) * fed.cols : s;
         magnitudes.push_back(std::fabs(s ? fed.rows[i] / of_row[column] : fed.rows[i]));
       }
-      limit = observed_limit(std::move(magnitudes), c);
+      limit = observed_limit(std::move(magnitudes), observer, cut ? c.saturation_percentile : c.percentile);
     }
     out[ir::full_name(scale_name(value), seen.layer)] = limit / 127.0f;
   }
   return out;
 }
 
-float observed_limit(std::vector<float> m, const QuantConfig& c) {
+float observed_limit(std::vector<float> m, Observer observer, double percentile) {
   if (m.empty()) return 0;
   const float top = *std::max_element(m.begin(), m.end());
-  if (c.observer == Observer::kPercentile) {
-    const size_t at = std::min(m.size() - 1, size_t(double(m.size()) * c.percentile / 100));
+  if (observer == Observer::kPercentile) {
+    const size_t at = std::min(m.size() - 1, size_t(double(m.size()) * percentile / 100));
     std::nth_element(m.begin(), m.begin() + ptrdiff_t(at), m.end());
     return m[at];
   }
-  if (c.observer == Observer::kMinMax || !(top > 0)) return top;
+  if (observer == Observer::kMinMax || !(top > 0)) return top;
   float best = top;
   double least = INFINITY;
   for (int step = 0; step < 40; ++step) {  // limits from the maximum downwards, each 0.9 of the one before

@@ -1,9 +1,9 @@
 #pragma once
-// Static activation scales: one number per quantize node, from what calibration saw. Which nodes get one is the
-// recipe's choice (activation_scheme, activations); the others scale every row at run time.
+// Stored activation scales: one number per quantize node, from what calibration saw. Which nodes get one is the recipe's
+// choice: a static one (activation_scheme, activations), or one at which the scales of rows saturate (saturation); the
+// others scale every row at run time.
 
 #include <map>
-#include <set>
 #include <string>
 
 #include "ir/graph.h"
@@ -13,26 +13,32 @@
 
 namespace mi::quant {
 
-// The values of a layer that get a static scale.
-class StaticScales {
+// The values of a layer that get a stored scale.
+class StoredScales {
  public:
-  // g: the graph with its quantize nodes. Errors: a pattern of `activations` that means no matrix.
-  static Result<StaticScales> choose(const QuantConfig& c, const ir::Graph& g);
+  // g: the graph with its quantize nodes. Errors: a pattern of `activations` or `saturation` that means no matrix.
+  static Result<StoredScales> choose(const QuantConfig& c, const ir::Graph& g);
 
   bool any() const { return !values_.empty(); }
-  bool has(int32_t layer, const std::string& value) const { return values_.count({layer, value}) != 0; }
+  bool is_static(int32_t layer, const std::string& value) const { return is(layer, value, Kind::kStatic); }
+  bool saturates(int32_t layer, const std::string& value) const { return is(layer, value, Kind::kSaturates); }
 
   // Declares "act.VALUE.scale" for them; blocks are split where layers differ.
   void declare(ir::Graph& g) const;
-  // The numbers of one layer, by full name.
+  // The numbers of one layer, by full name. Of those that saturate, by the percentile of `saturation`.
   std::map<std::string, float> measure(const LayerCapture& seen, const LayerSmoothing& smoothing,
                                        const QuantConfig& c) const;
 
  private:
-  std::set<std::pair<int32_t, std::string>> values_;
+  enum class Kind : char { kStatic, kSaturates };
+  bool is(int32_t layer, const std::string& value, Kind k) const {
+    const auto it = values_.find({layer, value});
+    return it != values_.end() && it->second == k;
+  }
+  std::map<std::pair<int32_t, std::string>, Kind> values_;
 };
 
 // The largest magnitude that 127 stands for, of |x| in any order.
-float observed_limit(std::vector<float> magnitudes, const QuantConfig& c);
+float observed_limit(std::vector<float> magnitudes, Observer observer, double percentile);
 
 }  // namespace mi::quant

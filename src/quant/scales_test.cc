@@ -17,6 +17,8 @@ namespace {
 using ::testing::HasSubstr;
 using testing::recipe;
 
+float observed_limit(std::vector<float> m, const QuantConfig& c) { return quant::observed_limit(std::move(m), c.observer, c.percentile); }
+
 TEST(ObservedLimitTest, MinmaxIsTheLargest) {
   EXPECT_EQ(observed_limit({1, 5, 2, 0}, recipe("observer: minmax")), 5);
   EXPECT_EQ(observed_limit({}, recipe("observer: minmax")), 0);
@@ -69,37 +71,70 @@ ir::Graph quantized_graph(const std::string& yaml = "") {
   return g;
 }
 
-TEST(StaticScalesTest, ChosenByMatrixAndSharedByValue) {
+TEST(StoredScalesTest, ChosenByMatrixAndSharedByValue) {
   const ir::Graph g = quantized_graph();
-  EXPECT_FALSE(StaticScales::choose(recipe(""), g)->any());
-  const StaticScales all = StaticScales::choose(recipe("activation_scheme: per_tensor"), g).value();
-  EXPECT_TRUE(all.has(0, "n") && all.has(0, "o") && all.has(0, "m") && all.has(0, "h") && all.has(2, "h"));
-  EXPECT_FALSE(all.has(0, "x") || all.has(3, "n"));
+  EXPECT_FALSE(StoredScales::choose(recipe(""), g)->any());
+  const StoredScales all = StoredScales::choose(recipe("activation_scheme: per_tensor"), g).value();
+  EXPECT_TRUE(all.is_static(0, "n") && all.is_static(0, "o") && all.is_static(0, "m") && all.is_static(0, "h") && all.is_static(2, "h"));
+  EXPECT_FALSE(all.is_static(0, "x") || all.is_static(3, "n"));
 
   // One reader that wants a scale per token decides for all that share its input.
-  const StaticScales some = StaticScales::choose(recipe("activation_scheme: per_tensor, activations: {layers.1.attn.k: per_token, \"re:.*down\": per_token}"), g).value();
-  EXPECT_FALSE(some.has(1, "n") || some.has(0, "h") || some.has(1, "h") || some.has(2, "h"));
-  EXPECT_TRUE(some.has(0, "n") && some.has(2, "n") && some.has(1, "m"));
+  const StoredScales some = StoredScales::choose(recipe("activation_scheme: per_tensor, activations: {layers.1.attn.k: per_token, \"re:.*down\": per_token}"), g).value();
+  EXPECT_FALSE(some.is_static(1, "n") || some.is_static(0, "h") || some.is_static(1, "h") || some.is_static(2, "h"));
+  EXPECT_TRUE(some.is_static(0, "n") && some.is_static(2, "n") && some.is_static(1, "m"));
 
   // The last word wins.
-  const StaticScales last = StaticScales::choose(recipe("activations: {\"re:.*\": per_tensor, layers.2: per_token, layers.2.attn.o: per_tensor}"), g).value();
-  EXPECT_TRUE(last.has(2, "o") && last.has(1, "h"));
-  EXPECT_FALSE(last.has(2, "n") || last.has(2, "m"));
+  const StoredScales last = StoredScales::choose(recipe("activations: {\"re:.*\": per_tensor, layers.2: per_token, layers.2.attn.o: per_tensor}"), g).value();
+  EXPECT_TRUE(last.is_static(2, "o") && last.is_static(1, "h"));
+  EXPECT_FALSE(last.is_static(2, "n") || last.is_static(2, "m"));
 
-  const auto none = StaticScales::choose(recipe("activations: {layers.7: per_tensor}"), g);
+  const auto none = StoredScales::choose(recipe("activations: {layers.7: per_tensor}"), g);
   ASSERT_FALSE(none.ok());
   EXPECT_THAT(none.error().message(), HasSubstr("activations: 'layers.7' matches no module"));
   // A matrix that stays float has no rounded input; that it was named is no mistake, it may have been found to stay so.
-  EXPECT_FALSE(StaticScales::choose(recipe("activations: {layers.1.moe.router: per_tensor}"), g)->any());
+  EXPECT_FALSE(StoredScales::choose(recipe("activations: {layers.1.moe.router: per_tensor}"), g)->any());
   const ir::Graph part = quantized_graph("sensitive_layers: [layers.1.attn]");
-  const StaticScales mixed = StaticScales::choose(recipe("activation_scheme: per_tensor, activations: {layers.1.attn.o: per_token}"), part).value();
-  EXPECT_FALSE(mixed.has(1, "n") || mixed.has(1, "o"));
-  EXPECT_TRUE(mixed.has(1, "m") && mixed.has(0, "o"));
+  const StoredScales mixed = StoredScales::choose(recipe("activation_scheme: per_tensor, activations: {layers.1.attn.o: per_token}"), part).value();
+  EXPECT_FALSE(mixed.is_static(1, "n") || mixed.is_static(1, "o"));
+  EXPECT_TRUE(mixed.is_static(1, "m") && mixed.is_static(0, "o"));
 }
 
-TEST(StaticScalesTest, DeclaredWhereChosen) {
+TEST(StoredScalesTest, SaturationIsTheLastWord) {
+  const ir::Graph g = quantized_graph();
+  const StoredScales some = StoredScales::choose(recipe("saturation: {layers: [\"re:.*moe.*down\", layers.0.attn.k]}"), g).value();
+  EXPECT_TRUE(some.saturates(1, "h") && some.saturates(2, "h") && some.saturates(0, "n"));
+  EXPECT_FALSE(some.saturates(0, "h") || some.saturates(1, "n") || some.saturates(0, "o") || some.saturates(1, "m"));
+  EXPECT_FALSE(some.is_static(1, "h") || some.is_static(0, "n") || some.is_static(0, "o"));
+  // Among static scales: where saturation is asked for, rows have scales of their own.
+  const StoredScales both = StoredScales::choose(recipe("activation_scheme: per_tensor, activations: {layers.1: per_tensor, layers.2: per_token}, saturation: {layers: [layers.1.moe.experts.down, layers.2.attn.o]}"), g).value();
+  EXPECT_TRUE(both.saturates(1, "h") && both.saturates(2, "o") && both.is_static(1, "m") && both.is_static(0, "h"));
+  EXPECT_FALSE(both.is_static(1, "h") || both.is_static(2, "n") || both.saturates(2, "n"));
+
+  const auto none = StoredScales::choose(recipe("saturation: {layers: [layers.7]}"), g);
+  ASSERT_FALSE(none.ok());
+  EXPECT_THAT(none.error().message(), HasSubstr("saturation.layers: 'layers.7' matches no module"));
+  EXPECT_FALSE(StoredScales::choose(recipe("saturation: {layers: [layers.1.moe.router]}"), g)->any());  // stays float
+}
+
+TEST(StoredScalesTest, NodesSaturateWhereDeclared) {
   ir::Graph g = quantized_graph();
-  StaticScales::choose(recipe("activations: {layers.1.moe.experts.down: per_tensor, layers.0.attn.o: per_tensor}"), g)->declare(g);
+  StoredScales::choose(recipe("activations: {layers.0.attn.o: per_tensor}, saturation: {layers: [layers.1.moe.experts.down]}"), g)->declare(g);
+  const Status s = ir::verify(g);
+  ASSERT_TRUE(s.ok()) << s.error().message();
+  std::vector<std::string> fixed, saturating;
+  for (const ir::Block& b : g.blocks)
+    for (const ir::Node& n : b.nodes)
+      if (n.op == Op::kQuantize && !n.weights.empty())
+        for (int32_t layer : b.layers)
+          (std::get<QuantizeParams>(n.params).saturate ? saturating : fixed)
+              .push_back(ir::full_name(b.weights[size_t(n.weights[0].weights[0])].name, layer));
+  EXPECT_THAT(fixed, ::testing::ElementsAre("layers.0.act.o.scale"));
+  EXPECT_THAT(saturating, ::testing::ElementsAre("layers.1.act.h.scale"));
+}
+
+TEST(StoredScalesTest, DeclaredWhereChosen) {
+  ir::Graph g = quantized_graph();
+  StoredScales::choose(recipe("activations: {layers.1.moe.experts.down: per_tensor, layers.0.attn.o: per_tensor}"), g)->declare(g);
   const Status s = ir::verify(g);
   ASSERT_TRUE(s.ok()) << s.error().message();
   std::vector<std::string> scales;
@@ -120,10 +155,10 @@ LayerCapture small_capture() {
   return c;
 }
 
-TEST(StaticScalesTest, MeasuredOverWhatSmoothingLeaves) {
+TEST(StoredScalesTest, MeasuredOverWhatSmoothingLeaves) {
   ir::Graph g = quantized_graph();
   const QuantConfig c = recipe("activation_scheme: per_tensor");
-  const StaticScales scales = StaticScales::choose(c, g).value();
+  const StoredScales scales = StoredScales::choose(c, g).value();
   LayerSmoothing smoothing;
   auto numbers = scales.measure(small_capture(), smoothing, c);
   EXPECT_FLOAT_EQ(numbers.at("layers.1.act.m.scale"), 8.0f / 127);
@@ -139,9 +174,15 @@ TEST(StaticScalesTest, MeasuredOverWhatSmoothingLeaves) {
   numbers = scales.measure(small_capture(), smoothing, c);
   EXPECT_FLOAT_EQ(numbers.at("layers.1.act.h.scale"), 4.0f / 127);  // 6/2, 0/1 | 1/1, 2/5 | 3/1, 10/5 | 2/2, 4/1
 
+  // Where scales saturate it is the percentile of `saturation`, whatever the observer of static ones.
+  const QuantConfig mixed = recipe("activation_scheme: per_tensor, percentile: 99, saturation: {percentile: 51, layers: [\"re:.*experts.gate\"]}");
+  const auto ends = StoredScales::choose(mixed, g)->measure(small_capture(), {}, mixed);
+  EXPECT_FLOAT_EQ(ends.at("layers.1.act.m.scale"), 4.0f / 127);   // of 4, 1, 2, 8: sorted, place 2
+  EXPECT_FLOAT_EQ(ends.at("layers.1.act.h.scale"), 10.0f / 127);  // minmax
+
   // A percentile of a smoothed value counts smoothed magnitudes.
   const QuantConfig p = recipe("activation_scheme: per_tensor, observer: percentile, percentile: 51");
-  const auto cut = StaticScales::choose(p, g)->measure(small_capture(), smoothing, p);
+  const auto cut = StoredScales::choose(p, g)->measure(small_capture(), smoothing, p);
   EXPECT_FLOAT_EQ(cut.at("layers.1.act.m.scale"), 4.0f / 127);  // of 8, 0.25, 4, 2: sorted, place 2
 }
 

@@ -193,6 +193,10 @@ std::string recipe_text(const QuantConfig& c, const std::vector<std::string>& co
   if (!c.activation_layers.empty()) s += "  activations:\n";
   for (const auto& [pattern, scheme] : c.activation_layers)
     s += fmt::format("    {}: {}\n", yaml_quoted(pattern), name_of(scheme));
+  if (c.saturation_auto || !c.saturated_layers.empty()) {
+    s += fmt::format("  saturation:\n    percentile: {}\n    layers:{}\n", c.saturation_percentile, c.saturation_auto ? " auto" : "");
+    for (const std::string& l : c.saturated_layers) s += fmt::format("      - {}\n", yaml_quoted(l));
+  }
   if (!c.calibration_data.empty()) s += fmt::format("  calibration_data: {}\n", yaml_quoted(c.calibration_data));
   s += fmt::format("  calibration_samples: {}\n  calibration_length: {}\n", c.calibration_samples, c.calibration_length);
   s += fmt::format("  smooth_quant: {{enable: {}, alpha: {}, down: {}", c.smooth,

@@ -64,7 +64,9 @@ class Analyst {
     progress.done();
     MI_TRY_VOID(head());
     estimate();
-    std::stable_sort(s_.peaks.begin(), s_.peaks.end(), [](const Peak& a, const Peak& b) { return a.ratio() > b.ratio(); });
+    std::stable_sort(s_.peaks.begin(), s_.peaks.end(), [](const Peak& a, const Peak& b) {
+      return std::pair(a.massive(), a.ratio()) > std::pair(b.massive(), b.ratio());
+    });
     return std::move(s_);
   }
 
@@ -86,44 +88,43 @@ class Analyst {
     if (calibration_.empty()) calibration_ = all;
   }
 
-  void add_peaks(const LayerCapture& seen, int32_t layer) {
-    for (const auto& [value, fed] : seen.values) {
-      double sum2 = 0;
-      float top = 0;
-      for (float v : fed.rows) {
-        sum2 += double(v) * v;
-        top = std::max(top, std::fabs(v));
-      }
-      const int64_t rows = int64_t(fed.rows.size()) / fed.cols;
-      int64_t with = 0;
-      for (int64_t r = 0; r < rows; ++r)
-        with += std::any_of(fed.rows.begin() + r * fed.cols, fed.rows.begin() + (r + 1) * fed.cols,
-                            [&](float v) { return std::fabs(v) > top / 10; });
-      s_.peaks.push_back({layer, value, top, fed.rows.empty() ? 0 : std::sqrt(sum2 / double(fed.rows.size())),
-                          rows > 0 ? with * 1000 / rows : 0});
-    }
-  }
-
-  // The one-layer model with only what the candidate names rounded.
-  Result<ir::MirDir> rounded_form(const ir::MirDir& one, const Candidate& c, const LayerCapture& seen) {
+  // The recipe for a one-layer model in which nothing is rounded yet.
+  QuantConfig float_config() const {
     QuantConfig config = o_.config;
     config.layers = {{"re:.*", LayerFormat::kFloat}};
     config.sensitive_layers.clear();
     config.activations = ActivationScheme::kPerToken;
     config.activation_layers.clear();
-    if (!c.static_scale) {
-      config.layers.emplace_back(in_piece(c.name, c.layer), c.format);
-    } else {
-      config.rounding = Rounding::kNearest;
-      for (const MatrixUse& u : matrix_uses(one.graph.blocks[0])) {
-        const ir::WeightDecl& d = one.graph.blocks[0].weights[size_t(u.weight)];
-        if (u.value != c.value || !is_rounded_by_default(d)) continue;
-        std::string module = ir::full_name(d.name, 0);
-        module = module.substr(0, module.rfind('.'));
-        config.layers.emplace_back(module, LayerFormat::kInt8);
-        config.activation_layers.emplace_back(module, ActivationScheme::kPerTensor);
-      }
+    config.saturated_layers.clear();
+    return config;
+  }
+
+  // ... with the matrices that read a value at int8.
+  enum class Scale : uint8_t { kPerToken, kStatic, kSaturates };
+  QuantConfig value_config(const ir::MirDir& one, const std::string& value, Scale scale) const {
+    QuantConfig config = float_config();
+    config.rounding = Rounding::kNearest;
+    for (const MatrixUse& u : matrix_uses(one.graph.blocks[0])) {
+      const ir::WeightDecl& d = one.graph.blocks[0].weights[size_t(u.weight)];
+      if (u.value != value || !is_rounded_by_default(d)) continue;
+      std::string module = ir::full_name(d.name, 0);
+      module = module.substr(0, module.rfind('.'));
+      config.layers.emplace_back(module, LayerFormat::kInt8);
+      if (scale == Scale::kStatic) config.activation_layers.emplace_back(module, ActivationScheme::kPerTensor);
+      if (scale == Scale::kSaturates) config.saturated_layers.push_back(module);
     }
+    return config;
+  }
+
+  // ... with only what the candidate names rounded.
+  QuantConfig config_of(const ir::MirDir& one, const Candidate& c) const {
+    if (c.static_scale) return value_config(one, c.value, Scale::kStatic);
+    QuantConfig config = float_config();
+    config.layers.emplace_back(in_piece(c.name, c.layer), c.format);
+    return config;
+  }
+
+  Result<ir::MirDir> rounded_form(const ir::MirDir& one, const QuantConfig& config, const LayerCapture& seen) {
     MI_TRY(const Choice choice, Choice::make(config, one.graph, one.dir.string()));
     ir::MirDir m = one;
     MI_TRY_VOID(ir::to_quantized(m.graph, [&](int32_t layer, const ir::WeightDecl& d) { return choice.format(layer, d); }));
@@ -136,7 +137,7 @@ class Analyst {
       std::vector<std::string> notes;
       plan.smoothing = plan_smoothing(one, one.graph.blocks[0], choice, seen, config, pool_, &notes);
     }
-    MI_TRY(const StaticScales scales, StaticScales::choose(config, m.graph));
+    MI_TRY(const StoredScales scales, StoredScales::choose(config, m.graph));
     scales.declare(m.graph);
     if (scales.any()) plan.constants = scales.measure(seen, plan.smoothing, config);
     MI_TRY_VOID(ir::verify(m.graph));
@@ -156,21 +157,21 @@ class Analyst {
       engine.run_layer(sample_, rows_, out);
       if (!running_.empty()) engine.run_layer(together_, population_, population_);
     }
-    add_peaks(seen, layer);
+    for (const auto& [value, fed] : seen.values) s_.peaks.push_back(peak_of(layer, value, fed.rows, fed.cols));
     std::vector<Candidate> mine;
     for (const Unit& u : s_.units)
       if (u.layer == layer)
         for (LayerFormat f : o_.formats) mine.push_back({u.name, layer, f, false, "", 0, 1, 0, false});
+    std::set<std::string> values;
+    for (const Unit& u : s_.units)
+      if (u.layer == layer) values.insert(u.values.begin(), u.values.end());
     if (o_.activations) {
-      std::set<std::string> values;
-      for (const Unit& u : s_.units)
-        if (u.layer == layer) values.insert(u.values.begin(), u.values.end());
       for (const std::string& v : values)
         mine.push_back({fmt::format("layers.{}.{}", layer, v), layer, LayerFormat::kInt8, true, v, 0, 1, 0, false});
     }
     std::vector<float> rounded(rows_.size());
     for (Candidate& c : mine) {
-      MI_TRY(const ir::MirDir form, rounded_form(one, c, seen));
+      MI_TRY(const ir::MirDir form, rounded_form(one, config_of(one, c), seen));
       MI_TRY(PieceEngine engine, piece(form, 2));
       engine.run_layer(sample_, rows_, rounded);
       const Added a = compare_added(rows_, out, rounded);
@@ -185,6 +186,17 @@ class Analyst {
       }
       s_.candidates.push_back(c);
     }
+    if (o_.saturation)
+      for (const std::string& v : values) {
+        Saturation t{layer, v, 0, 0};
+        for (const Scale scale : {Scale::kPerToken, Scale::kSaturates}) {
+          MI_TRY(const ir::MirDir form, rounded_form(one, value_config(one, v, scale), seen));
+          MI_TRY(PieceEngine engine, piece(form, 2));
+          engine.run_layer(sample_, rows_, rounded);
+          (scale == Scale::kPerToken ? t.per_token : t.saturated) = compare_added(rows_, out, rounded).error;
+        }
+        s_.saturation.push_back(std::move(t));
+      }
     rows_ = std::move(out);
     return {};
   }
@@ -250,6 +262,34 @@ class Analyst {
 
 }  // namespace
 
+Peak peak_of(int32_t layer, const std::string& value, std::span<const float> rows, int64_t cols) {
+  constexpr size_t kMostMagnitudes = size_t(1) << 22;  // that the median is taken of, spread evenly
+  Peak p{layer, value, 0, 0, 0, 0};
+  if (rows.empty()) return p;
+  double sum2 = 0;
+  float top = 0;
+  for (float v : rows) {
+    sum2 += double(v) * v;
+    top = std::max(top, std::fabs(v));
+  }
+  p.largest = top;
+  p.rms = std::sqrt(sum2 / double(rows.size()));
+  std::vector<float> magnitudes;
+  // Odd, so that all channels are met.
+  for (size_t i = 0, step = (rows.size() / kMostMagnitudes) | 1; i < rows.size(); i += step) magnitudes.push_back(std::fabs(rows[i]));
+  const auto middle = magnitudes.begin() + ptrdiff_t(magnitudes.size() / 2);
+  std::nth_element(magnitudes.begin(), middle, magnitudes.end());
+  p.median = *middle;
+  const int64_t count = int64_t(rows.size()) / cols;
+  int64_t with = 0;
+  for (int64_t r = 0; r < count; ++r) {
+    const auto row = rows.subspan(size_t(r * cols), size_t(cols));
+    with += std::any_of(row.begin(), row.end(), [&](float v) { return std::fabs(v) > top / 10; });
+  }
+  p.token_share_permille = with * 1000 / count;
+  return p;
+}
+
 const Candidate* Sensitivity::find(const std::string& name, LayerFormat f) const {
   for (const Candidate& c : candidates)
     if (!c.static_scale && c.name == name && c.format == f) return &c;
@@ -260,12 +300,12 @@ std::vector<int32_t> Sensitivity::order() const {
   std::map<int32_t, double> kl, peak;
   for (const Candidate& c : candidates)
     if (!c.static_scale && c.format == LayerFormat::kInt8) kl[c.layer] += c.kl;
-  for (const Peak& p : peaks) peak[p.layer] = std::max(peak[p.layer], p.ratio());
+  for (const Peak& p : peaks)
+    if (p.massive()) peak[p.layer] = std::max(peak[p.layer], p.ratio());
   std::vector<int32_t> layers;
   for (const auto& [layer, v] : kl) layers.push_back(layer);
-  const auto massive = [&](int32_t l) { return peak[l] >= kMassive ? peak[l] : 0; };
   std::stable_sort(layers.begin(), layers.end(), [&](int32_t a, int32_t b) {
-    return std::pair(massive(a), kl[a]) > std::pair(massive(b), kl[b]);
+    return std::pair(peak[a], kl[a]) > std::pair(peak[b], kl[b]);
   });
   return layers;
 }
@@ -289,11 +329,14 @@ std::string sensitivity_text(const Sensitivity& s) {
                            c.measured ? "" : " *");
   if (std::any_of(s.candidates.begin(), s.candidates.end(), [](const Candidate& c) { return !c.measured; }))
     out += "* estimated from the error\n";
+  for (const Saturation& t : s.saturation)
+    out += fmt::format("saturation: layers.{}.{}: error {:.3f} %, with a scale per token as it comes {:.3f} %\n", t.layer, t.value,
+                       100 * t.saturated, 100 * t.per_token);
   int shown = 0;
   for (const Peak& p : s.peaks) {
-    if (p.ratio() < kMassive || ++shown > 20) break;
-    out += fmt::format("massive activations: layer {} {}: largest {:.1f}, {:.0f} times the rms, in {:.1f} % of the rows\n", p.layer,
-                       p.value, p.largest, p.ratio(), double(p.token_share_permille) / 10);
+    if (!p.massive() || ++shown > 20) break;
+    out += fmt::format("massive activations: layer {} {}: largest {:.1f}, {:.0f} times the rms, median {:.3g}, in {:.1f} % of the rows\n",
+                       p.layer, p.value, p.largest, p.ratio(), p.median, double(p.token_share_permille) / 10);
   }
   return out;
 }
@@ -312,9 +355,13 @@ Json sensitivity_json(const Sensitivity& s) {
                                {"cosine", c.cosine},
                                {"kl", c.kl},
                                {"measured", c.measured}});
+  j["saturation"] = Json::array();
+  for (const Saturation& t : s.saturation)
+    j["saturation"].push_back({{"layer", t.layer}, {"value", t.value}, {"per_token", t.per_token}, {"saturated", t.saturated}});
   j["peaks"] = Json::array();
   for (const Peak& p : s.peaks)
-    j["peaks"].push_back({{"layer", p.layer}, {"value", p.value}, {"largest", p.largest}, {"rms", p.rms}, {"ratio", p.ratio()}});
+    j["peaks"].push_back({{"layer", p.layer}, {"value", p.value}, {"largest", p.largest}, {"rms", p.rms}, {"ratio", p.ratio()},
+                          {"median", p.median}, {"rows_permille", p.token_share_permille}, {"massive", p.massive()}});
   return j;
 }
 

@@ -8,6 +8,7 @@
 // one layer and a residual stream per candidate.
 
 #include <map>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -30,21 +31,37 @@ struct Candidate {
   bool measured = false;
 };
 
-// Values that matrices read whose largest number is this many times their rms have massive activations: a scale that
-// holds the largest loses the others.
-inline constexpr double kMassive = 100;
+// A value that matrices read has massive activations when its largest number stands alone: a scale that holds it loses
+// all the others. Large, and far above the usual number (Sun et al., "Massive Activations in Large Language Models",
+// 2024: above 100, and about 1000 times the median), and only in few tokens. Outlier channels, which every token has,
+// are a matter for smoothing; a gated activation's many numbers near zero alone make no other number massive.
+inline constexpr double kMassiveLargest = 100, kMassiveToMedian = 1000;
+inline constexpr int64_t kMassivePermille = 100;  // of the rows, at most
 struct Peak {
   int32_t layer = 0;
   std::string value;
-  double largest = 0, rms = 0;
+  double largest = 0, rms = 0, median = 0;  // of |x| over the kept rows
   int64_t token_share_permille = 0;  // of the kept rows, how many have a number above a tenth of the largest
   double ratio() const { return rms > 0 ? largest / rms : 0; }
+  bool massive() const {
+    return largest > kMassiveLargest && largest > kMassiveToMedian * median && token_share_permille <= kMassivePermille;
+  }
+};
+// Of a value [rows, cols].
+Peak peak_of(int32_t layer, const std::string& value, std::span<const float> rows, int64_t cols);
+
+// The matrices that read one value, at int8: with a scale per token, and with one that saturates.
+struct Saturation {
+  int32_t layer = 0;
+  std::string value;
+  double per_token = 0, saturated = 0;  // error of the layer's output, as Candidate::error
 };
 
 struct Sensitivity {
   std::vector<Unit> units;
   std::vector<Candidate> candidates;
-  std::vector<Peak> peaks;  // of every value, largest ratio first
+  std::vector<Saturation> saturation;  // of every value, where it was asked for
+  std::vector<Peak> peaks;  // of every value: massive ones first, then by ratio
   int64_t tokens = 0;       // of the sample
   double nll = 0;           // of the float model on the sample, per token
 
@@ -58,6 +75,7 @@ struct SensitivityOptions {
   std::vector<LayerFormat> formats = {LayerFormat::kInt8, LayerFormat::kInt4G32};
   std::vector<LayerFormat> measured = {LayerFormat::kInt8, LayerFormat::kInt4G32};  // the others are estimated
   bool activations = false;                                 // candidates for static scales too
+  bool saturation = false;                                  // try scales that saturate
   int64_t sample_tokens = 512;
   Path scratch;                                             // a free name for temporary engines
 };

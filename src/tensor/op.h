@@ -8,7 +8,7 @@
 // A value's element kind says how a row is stored:
 //   kF32    float
 //   kQ8     int8 [cols] with one float scale for the row: value = q * scale, q in [-127, 127],
-//           scale = max|x| / 127 (a row of zeros: scale 0)
+//           scale = max|x| / 127 (a row of zeros: scale 0), unless kQuantize has one stored
 //   kI32    int32
 //   kRoute  k expert ids (int32, ascending expert id) and k combine weights (float)
 //   kState  no data: the order of effects on a cache (the KV cache or the index-key cache)
@@ -24,7 +24,7 @@ namespace mi {
 enum class Op : uint8_t {
   kEmbed,           // ids -> x                      x[t] = scale * W[id_t]
   kRmsNorm,         // x -> y, yq, or both           groups of cols/groups columns each; weight [cols/groups]
-  kQuantize,        // x -> q                        per-row symmetric int8; with weight in_scale [1]: every row has that scale, clamped
+  kQuantize,        // x -> q                        per-row symmetric int8; weight in_scale [1]: see QuantizeParams
   kLinear,          // x [, residual] -> y           y = (x W^T + b) * out_scale [+ residual]; W [N, K], several W are stacked along N
   kClamp,           // x -> y
   kRope,            // x -> y                        rotates the first rotary_dim of each head by position * inv_freq
@@ -72,9 +72,12 @@ struct NormParams {
   template <class S, class V> static void visit(S& s, V&& v) { v("eps", s.eps); v("plus_one", s.plus_one); v("groups", s.groups); }
 };
 
+// With a weight in_scale [1]: every row has that scale, and what is beyond 127 of it is cut. saturate: rows keep their own
+// scale as long as it is not above in_scale, else they have in_scale.
 struct QuantizeParams {
+  bool saturate = false;
   bool operator==(const QuantizeParams&) const = default;
-  template <class S, class V> static void visit(S&, V&&) {}
+  template <class S, class V> static void visit(S& s, V&& v) { v("saturate", s.saturate); }
 };
 
 struct LinearParams {
@@ -194,15 +197,16 @@ struct ExpertCombineParams {
   bool operator==(const ExpertCombineParams&) const = default;
   template <class S, class V> static void visit(S&, V&&) {}
 };
-// h = act(W_gate[e] x + b, W_up[e] x + b); requantized per pair when the down weight is int8; y = W_down[e] h + b;
-// combined as in kExpertCombine. Bit-equal to the chain of single ops.
+// h = act(W_gate[e] x + b, W_up[e] x + b); requantized per pair when the down weight is int8, by in_scale and saturate as
+// in kQuantize; y = W_down[e] h + b; combined as in kExpertCombine. Bit-equal to the chain of single ops.
 struct GroupedExpertsParams {
   ActKind kind = ActKind::kSilu;
   float alpha = 1.702f;
   float limit = 0;
+  bool saturate = false;
   ActivationParams activation() const { return {kind, alpha, limit}; }
   bool operator==(const GroupedExpertsParams&) const = default;
-  template <class S, class V> static void visit(S& s, V&& v) { v("kind", s.kind); v("alpha", s.alpha); v("limit", s.limit); }
+  template <class S, class V> static void visit(S& s, V&& v) { v("kind", s.kind); v("alpha", s.alpha); v("limit", s.limit); v("saturate", s.saturate); }
 };
 struct SigmoidMulParams {
   bool operator==(const SigmoidMulParams&) const = default;

@@ -58,6 +58,8 @@ void note(const hf::FilePlan& plan, const hf::Written& w, const ir::MirDir& m, D
         w.negative, w.groups));
   if (plan.static_scales)
     r->notes.push_back("the calibrated scales of activations are left out: activations are rounded per token there");
+  if (plan.saturates)
+    r->notes.push_back("the scales per token do not saturate there: the calibrated numbers at which they end are left out");
   if (m.provenance.contains("skipped") && m.provenance["skipped"].is_object())
     for (const auto& [why, n] : m.provenance["skipped"].items())
       if (n.is_number_integer() && n != 0 && !why.starts_with("rope"))

@@ -11,6 +11,10 @@
 namespace mi::tools {
 namespace {
 
+constexpr double kHair = 1e-9;  // points and percents are quotients
+
+bool lost_too_much(const GroupQuality& g, const QualityLimits& l) { return g.lost_points() > l.max_points + kHair; }
+
 // `rounded` with one layer as it is in `source`. Layers meet in the residual stream only, so a whole layer can change.
 Result<ir::MirDir> with_float_layer(const ir::MirDir& rounded, const ir::MirDir& source, int32_t layer) {
   ir::MirDir m = rounded;
@@ -48,7 +52,7 @@ class Judge {
       r.groups.push_back({g, r.before.groups.at(g).accuracy(), r.after.groups.at(g).accuracy(), known_tokens(r.before, g), {}});
     std::vector<std::string> lost;
     for (const GroupQuality& g : r.groups)
-      if (g.lost_points() > o_.max_points) lost.push_back(g.group);
+      if (lost_too_much(g, o_.limits)) lost.push_back(g.group);
     if (!lost.empty()) MI_TRY_VOID(attribute(source, result, lost, &r));
     return r;
   }
@@ -110,12 +114,22 @@ class Judge {
 
 Result<QualityReport> measure_quality(const QualityOptions& o) { return Judge(o).run(); }
 
-std::string quality_text(const QualityReport& r, double max_points) {
+std::vector<std::string> quality_failures(const QualityReport& r, const QualityLimits& l) {
+  std::vector<std::string> out;
+  for (const GroupQuality& g : r.groups)
+    if (lost_too_much(g, l)) out.push_back(fmt::format("{}: loses {:.2f} points, more than {:.2f}", g.group, g.lost_points(), l.max_points));
+  if (100 * r.exact_match() < l.min_exact - kHair)
+    out.push_back(fmt::format("only {:.2f} % of the greedy answers are the same, token by token; the limit is {:.2f} %",
+                              100 * r.exact_match(), l.min_exact));
+  return out;
+}
+
+std::string quality_text(const QualityReport& r, const QualityLimits& limits) {
   constexpr double kUnknown = 0.9;
   std::string s = eval_table({{"float", r.before}, {"rounded", r.after}});
   s += fmt::format("\ngreedy answers: {} of {} the same, token by token ({:.1f} %)\n", r.same, r.answers, 100 * r.exact_match());
   for (const GroupQuality& g : r.groups) {
-    if (g.lost_points() <= max_points) continue;
+    if (!lost_too_much(g, limits)) continue;
     s += fmt::format("{} loses {:.2f} points ({:.2f} -> {:.2f} %)\n", g.group, g.lost_points(), 100 * g.before, 100 * g.after);
     for (size_t i = 0; i < g.restored.size() && i < 3; ++i)
       if (g.restored[i].second > g.after)
@@ -127,12 +141,13 @@ std::string quality_text(const QualityReport& r, double max_points) {
   return s;
 }
 
-Json quality_json(const QualityReport& r) {
+Json quality_json(const QualityReport& r, const QualityLimits& limits) {
   Json j;
   j["before"] = eval_json(r.before);
   j["after"] = eval_json(r.after);
   j["answers"] = r.answers;
   j["same_answers"] = r.same;
+  j["exceeded"] = quality_failures(r, limits);
   j["groups"] = Json::array();
   for (const GroupQuality& g : r.groups) {
     Json e = {{"group", g.group}, {"before", g.before}, {"after", g.after}, {"lost_points", g.lost_points()}};

@@ -12,12 +12,17 @@
 
 namespace mi::tools {
 
+struct QualityLimits {
+  double max_points = 1;  // of accuracy that any group may lose
+  double min_exact = 97;  // percent of the greedy answers that have to be the same, token by token
+};
+
 struct QualityOptions {
   Path source, result;  // MIR directories
   EvalOptions eval;
   Path scratch;          // a free name for temporary engines
   int threads = 0;
-  double max_points = 1;  // a group that loses more is looked into
+  QualityLimits limits;  // a group that loses more is looked into
   const quant::Sequences* calibration = nullptr;  // may be null
 };
 
@@ -38,7 +43,10 @@ struct QualityReport {
 
 Result<QualityReport> measure_quality(const QualityOptions& o);
 
-std::string quality_text(const QualityReport& r, double max_points);
-Json quality_json(const QualityReport& r);
+// A sentence for each limit that is exceeded.
+std::vector<std::string> quality_failures(const QualityReport& r, const QualityLimits& limits);
+
+std::string quality_text(const QualityReport& r, const QualityLimits& limits);
+Json quality_json(const QualityReport& r, const QualityLimits& limits);
 
 }  // namespace mi::tools

@@ -77,11 +77,11 @@ std::string sensitivity_page(const std::string& model, const quant::Sensitivity&
                       fmt::format("{:.2f}", c.bits), fmt::format("{:.2f}", c.expert_bits)});
     body += html::table(rows);
   }
-  std::vector<std::vector<std::string>> peaks{{"layer", "value", "largest", "largest / rms", "rows above a tenth of it"}};
+  std::vector<std::vector<std::string>> peaks{{"layer", "value", "largest", "largest / rms", "median", "rows above a tenth of it"}};
   for (const quant::Peak& p : s.peaks)
-    if (p.ratio() >= quant::kMassive)
+    if (p.massive())
       peaks.push_back({std::to_string(p.layer), p.value, fmt::format("{:.1f}", p.largest), fmt::format("{:.0f}", p.ratio()),
-                       fmt::format("{:.1f} %", double(p.token_share_permille) / 10)});
+                       fmt::format("{:.3g}", p.median), fmt::format("{:.1f} %", double(p.token_share_permille) / 10)});
   body += "<h2>Massive activations</h2>\n" + (peaks.size() > 1 ? html::table(peaks) : "<p>None.</p>\n");
   std::vector<std::vector<std::string>> rows{{"part", "format", "error", "cosine", "KL", ""}};
   for (int32_t layer : s.order())

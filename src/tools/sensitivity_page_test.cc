@@ -48,7 +48,7 @@ TEST(SensitivityPageTest, HoldsEveryPart) {
 
 TEST(SensitivityPageTest, MassiveActivationsComeFirst) {
   quant::Sensitivity s = two_layers();
-  s.peaks = {{1, "m<1>", 5000, 10, 3}, {0, "n", 30, 1, 500}};  // 500 times the rms, and 30 times
+  s.peaks = {{1, "m<1>", 5000, 10, 0.5, 3}, {0, "n", 5000, 10, 0.5, 500}};  // the second is a channel that half of the rows have
   const std::string page = sensitivity_page("m", s, {});
   EXPECT_THAT(page, HasSubstr("m&lt;1&gt;"));
   EXPECT_THAT(page, HasSubstr("0.3 %"));

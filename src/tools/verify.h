@@ -7,7 +7,8 @@
 //    seqS.logits [T, V], seqS.greedy_tokens; or input_ids.S and logits.S. Limits come from the "tolerance" of a .json
 //    file of the same name beside it, else from the options; without either a float engine's logits may be off by 1e-4
 //    of the largest.
-//  * the MIR the engine was built from: its plain float graph is run on the same tokens.
+//  * the float MIR that the engine goes back to: its matrices are compared with the engine's one by one
+//    (verify_weights.h), and its plain float graph is run on the same tokens.
 //
 // A MIR can be judged without an engine: by a recorded reference that holds weights too, dequant.NAME (NAME as in the
 // checkpoint; float, to 1 ulp) or dequant_first32rows.NAME; its plain float graph is then run on the recorded inputs.
@@ -56,8 +57,8 @@ struct VerifyReport {
 
 Result<VerifyReport> verify_reference(const Session& s, const Path& reference, VerifyLimits limits);
 
-// tokens: sequences to run; empty: seeded random ids, or the tokenizer's ids of a built-in text.
-Result<VerifyReport> verify_mir(const Session& s, const Path& mir, VerifyLimits limits);
+// engine: where s was opened from. Texts are the tokenizer's ids of the built-in one, or seeded random ids.
+Result<VerifyReport> verify_mir(const Session& s, const Path& engine, const Path& mir, VerifyLimits limits);
 
 // A MIR and its weights against a recorded reference; so.engine is not looked at.
 Result<VerifyReport> verify_tensors(const Path& mir, const Path& reference, SessionOptions so, VerifyLimits limits);

@@ -11,6 +11,7 @@
 #include "tools/trace.h"
 #include "tools/verify.h"
 #include "tools/verify_judge.h"
+#include "tools/verify_weights.h"
 
 namespace mi::tools {
 namespace {
@@ -86,7 +87,7 @@ Status judge_tensor(const ir::MirDir& mir, const model::Origins& origins, const 
 
 }  // namespace
 
-Result<VerifyReport> verify_mir(const Session& s, const Path& mir, VerifyLimits limits) {
+Result<VerifyReport> verify_mir(const Session& s, const Path& engine, const Path& mir, VerifyLimits limits) {
   MI_TRY(const quant::TemporaryEngine files, quant::build_temporary_engine(mir, temporary_place(), 0, "fp32"));
   exec::LoadOptions l = s.engine->options();
   l.kv_type = "f32";
@@ -104,6 +105,11 @@ Result<VerifyReport> verify_mir(const Session& s, const Path& mir, VerifyLimits 
   request.vocab = m.vocab;
   MI_TRY(const quant::CalibrationSet set, quant::load_calibration(request, s.text.tokenizer.get(), nullptr));
   Judge judge(judged_precision(s.engine->manifest()), s.engine->options().kv_type, limits);
+  {
+    MI_TRY(const artifact::LoadedArtifact a, artifact::open_artifact(engine));
+    MI_TRY(const ir::MirDir m, ir::MirDir::open(mir));
+    MI_TRY_VOID(judge_weights(a, m, &judge, *s.pool));
+  }
   for (size_t i = 0; i < std::min<size_t>(set.sequences.size(), 4); ++i) {
     const Trace want = trace(*plain, set.sequences[i]), found = trace(*s.engine, set.sequences[i]);
     const std::string name = fmt::format("text {}", i);

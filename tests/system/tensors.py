@@ -33,6 +33,11 @@ def change(folder, function):
     return changed
 
 
+def folder(path):
+    """All tensors of a folder's files."""
+    return {name: x for file in sorted(path.glob("*.safetensors")) for name, x in load(file).items()}
+
+
 def load(path):
     raw = path.read_bytes()
     (n,) = struct.unpack("<Q", raw[:8])

@@ -7,8 +7,8 @@
 //   y  = expert_linear hq, r, weight=down
 //   m  = expert_combine y, r
 //
-// quantize is there exactly when the down weights are quantized; one with a stored scale (in_scale) stops the match. Every
-// value between has to have no other reader, and all four nodes have to follow the same route.
+// quantize is there exactly when the down weights are quantized; its stored scale (in_scale) comes along. Every value
+// between has to have no other reader, and all four nodes have to follow the same route.
 
 #include "ir/passes/rewrite.h"
 
@@ -35,7 +35,6 @@ bool step(Block& b) {
 
     ValueId h = down->in[0];
     const Node* quantize = absorbable_producer(b, u, h, Op::kQuantize);
-    if (quantize && !quantize->weights.empty()) continue;
     if (quantize) h = quantize->in[0];
     const Node* act = absorbable_producer(b, u, h, Op::kActivation);
     if (!act || act->in.size() != 2) continue;
@@ -48,11 +47,15 @@ bool step(Block& b) {
     if (b.values[size_t(gate->in[0])].type.rows != Rows::kToken) continue;
 
     const auto& a = std::get<ActivationParams>(act->params);
-    Node fused{Op::kGroupedExperts, gate->in, combine.out, {}, GroupedExpertsParams{a.kind, a.alpha, a.limit}};
+    Node fused{Op::kGroupedExperts, gate->in, combine.out, {}, GroupedExpertsParams{a.kind, a.alpha, a.limit, false}};
     fused.in.insert(fused.in.end(), combine.in.begin() + 2, combine.in.end());
     take(*gate, Role::kGate, Role::kGateBias, &fused);
     take(*up, Role::kUp, Role::kUpBias, &fused);
     take(*down, Role::kDown, Role::kDownBias, &fused);
+    if (quantize) {
+      std::get<GroupedExpertsParams>(fused.params).saturate = std::get<QuantizeParams>(quantize->params).saturate;
+      fused.weights.insert(fused.weights.end(), quantize->weights.begin(), quantize->weights.end());
+    }
 
     const ValueId inner[] = {act->in[0], act->in[1], h, down->in[0], combine.in[0]};
     for (ValueId v : inner) remove_node(b.nodes[size_t(u.producer(v))]);

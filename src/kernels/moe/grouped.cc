@@ -134,7 +134,7 @@ void grouped_experts(const GroupedExpertsArgs& a, hw::ThreadPool& pool, const hw
     for (int32_t r = 0; r < task.rows; ++r) {
       const int64_t pair = plan.pairs()[task.first + r];
       quantize_rows(reinterpret_cast<float*>(h + pair * s.h_stride), s.h_stride, 1, inter, q + pair * s.q_stride,
-                    s.q_stride, cpu);
+                    s.q_stride, cpu, a.h_scale);
     }
   });
 

@@ -9,6 +9,7 @@
 #include "hw/cpu.h"
 #include "hw/thread_pool.h"
 #include "kernels/gemm/gemm.h"
+#include "kernels/quantize/stored_scale.h"
 #include "tensor/op.h"
 
 namespace mi::kernels {
@@ -66,8 +67,8 @@ struct ExpertCombineArgs {
 };
 void expert_combine(const ExpertCombineArgs& a, hw::ThreadPool& pool, const hw::CpuFeatures& cpu = hw::cpu());
 
-// h = act(W_gate[e] x + b, W_up[e] x + b), quantized per pair as in quantize.h when the down weights are int8 or int4;
-// y = W_down[e] h + b; combined as above. gate and up have one format; down may have another.
+// h = act(W_gate[e] x + b, W_up[e] x + b), quantized per pair as in quantize.h when the down weights are int8 or int4,
+// by h_scale; y = W_down[e] h + b; combined as above. gate and up have one format; down may have another.
 struct GroupedExpertsArgs {
   int64_t tokens = 0;
   RouteRows route;
@@ -80,6 +81,7 @@ struct GroupedExpertsArgs {
   float* out = nullptr;
   int64_t out_stride = 0;
   void* scratch = nullptr;  // tokens * grouped_scratch_bytes_per_token, 64-byte aligned
+  StoredScale h_scale;
 };
 void grouped_experts(const GroupedExpertsArgs& a, hw::ThreadPool& pool, const hw::CpuFeatures& cpu = hw::cpu());
 

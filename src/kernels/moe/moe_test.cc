@@ -183,7 +183,7 @@ struct MoeCase {
     for (int64_t i = 0; i < s.tokens * s.hidden; ++i) residual.as<float>()[i] = normal(rng);
   }
 
-  std::vector<float> grouped(const ActivationParams& act, int threads, const hw::CpuFeatures& cpu) const {
+  std::vector<float> grouped(const ActivationParams& act, int threads, const hw::CpuFeatures& cpu, StoredScale h_scale = {}) const {
     std::vector<float> out(size_t(s.tokens * s.hidden), -1.0f);
     AlignedBytes scratch(s.tokens * grouped_scratch_bytes_per_token(s.k, s.hidden, s.inter, s.down));
     hw::ThreadPool pool(threads);
@@ -202,16 +202,16 @@ struct MoeCase {
     a.out = out.data();
     a.out_stride = s.hidden * 4;
     a.scratch = scratch.as<char>();
+    a.h_scale = h_scale;
     grouped_experts(a, pool, cpu);
     return out;
   }
 
-  // The same through the single ops.
-  std::vector<float> chain(const ActivationParams& act, const hw::CpuFeatures& cpu) const {
+  // What down is fed: [pairs, inter].
+  std::vector<float> hidden(const ActivationParams& act, const hw::CpuFeatures& cpu) const {
     hw::ThreadPool pool(2);
     const int64_t pairs = s.tokens * s.k;
-    std::vector<float> g(size_t(pairs * s.inter)), u(g.size()), h(g.size()), y(size_t(pairs * s.hidden)),
-        out(size_t(s.tokens * s.hidden));
+    std::vector<float> g(size_t(pairs * s.inter)), u(g.size()), h(g.size());
     expert_linear(
         {s.tokens, route.rows, gate.w, x.data.as<char>(), x.stride, x.scale_offset, false, g.data(), s.inter * 4}, pool,
         cpu);
@@ -219,10 +219,32 @@ struct MoeCase {
         {s.tokens, route.rows, up.w, x.data.as<char>(), x.stride, x.scale_offset, false, u.data(), s.inter * 4}, pool,
         cpu);
     activation_run(act, g.data(), s.inter * 4, u.data(), s.inter * 4, pairs, s.inter, h.data(), s.inter * 4, pool, cpu);
+    return h;
+  }
+
+  // A scale that some rows of h exceed and others do not.
+  float middle_scale(const ActivationParams& act) const {
+    const std::vector<float> h = hidden(act, {});
+    std::vector<float> scales;
+    for (size_t at = 0; at < h.size(); at += size_t(s.inter)) {
+      float m = 0;
+      for (size_t i = at; i < at + size_t(s.inter); ++i) m = std::max(m, std::abs(h[i]));
+      scales.push_back(m / 127);
+    }
+    std::sort(scales.begin(), scales.end());
+    const size_t at = (scales.size() - 1) / 2;
+    return (scales[at] + scales[at + 1]) / 2;
+  }
+
+  // The same through the single ops.
+  std::vector<float> chain(const ActivationParams& act, const hw::CpuFeatures& cpu, StoredScale h_scale = {}) const {
+    hw::ThreadPool pool(2);
+    const int64_t pairs = s.tokens * s.k;
+    std::vector<float> h = hidden(act, cpu), y(size_t(pairs * s.hidden)), out(size_t(s.tokens * s.hidden));
     AlignedBytes q(pairs * q8_row_bytes(s.inter));
     ExpertLinearArgs a{s.tokens, route.rows, down.w, h.data(), s.inter * 4, 0, true, y.data(), s.hidden * 4};
     if (gemm_takes_q8(s.down)) {
-      quantize_run(h.data(), s.inter * 4, pairs, s.inter, q.as<char>(), q8_row_bytes(s.inter), pool, cpu);
+      quantize_run(h.data(), s.inter * 4, pairs, s.inter, q.as<char>(), q8_row_bytes(s.inter), pool, cpu, h_scale);
       a.x = q.as<char>();
       a.x_stride = q8_row_bytes(s.inter);
       a.x_scale_offset = q8_scale_offset(s.inter);
@@ -259,6 +281,24 @@ TEST(GroupedExperts, EqualsTheChainOfSingleOpsOnEveryBuild) {
               << s.tokens << " tokens, " << threads << " threads " << hw::describe(cpu);
       }
     }
+  }
+}
+
+TEST(GroupedExperts, StoredScalesOfTheActivation) {
+  for (const Shape& s : kShapes) {
+    if (!gemm_takes_q8(s.down)) continue;
+    const MoeCase c(s);
+    const std::vector<float> own = c.chain(kActivations[0], {});
+    const float middle = c.middle_scale(kActivations[0]);
+    EXPECT_FALSE(same_bits(c.chain(kActivations[0], {}, {middle, true}), c.chain(kActivations[0], {}, {middle, false})));
+    for (const bool saturate : {false, true}) {
+      const StoredScale stored{middle, saturate};
+      const std::vector<float> want = c.chain(kActivations[0], {}, stored);
+      EXPECT_FALSE(same_bits(want, own));
+      for (const auto& cpu : builds())
+        for (int threads : {1, 3}) EXPECT_TRUE(same_bits(c.grouped(kActivations[0], threads, cpu, stored), want)) << hw::describe(cpu);
+    }
+    EXPECT_TRUE(same_bits(c.grouped(kActivations[0], 2, hw::cpu(), {1e9f, true}), own));
   }
 }
 

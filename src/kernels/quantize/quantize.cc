@@ -7,21 +7,21 @@
 #include "kernels/rows.h"
 
 MI_KERNEL(void, quantize_rows_impl,
-          (const float* x, int64_t x_stride, int64_t rows, int64_t cols, void* q, int64_t q_stride, float fixed_scale))
+          (const float* x, int64_t x_stride, int64_t rows, int64_t cols, void* q, int64_t q_stride, StoredScale stored))
 
 namespace mi::kernels {
 
 void quantize_rows(const float* x, int64_t x_stride, int64_t rows, int64_t cols, void* q, int64_t q_stride,
-                   const hw::CpuFeatures& cpu, float fixed_scale) {
+                   const hw::CpuFeatures& cpu, StoredScale stored) {
   MI_DCHECK(rows <= 1 || q_stride >= q8_row_bytes(cols), "q8 rows of {} columns, {} bytes apart", cols, q_stride);
-  MI_PICK(quantize_rows_impl, cpu)(x, x_stride, rows, cols, q, q_stride, fixed_scale);
+  MI_PICK(quantize_rows_impl, cpu)(x, x_stride, rows, cols, q, q_stride, stored);
 }
 
 void quantize_run(const float* x, int64_t x_stride, int64_t rows, int64_t cols, void* q, int64_t q_stride,
-                  hw::ThreadPool& pool, const hw::CpuFeatures& cpu, float fixed_scale) {
+                  hw::ThreadPool& pool, const hw::CpuFeatures& cpu, StoredScale stored) {
   run_rows(pool, rows, cols, [&](int64_t begin, int64_t end, int) {
     quantize_rows(row_at(x, x_stride, begin), x_stride, end - begin, cols,
-                  row_at(static_cast<char*>(q), q_stride, begin), q_stride, cpu, fixed_scale);
+                  row_at(static_cast<char*>(q), q_stride, begin), q_stride, cpu, stored);
   });
 }
 

@@ -36,9 +36,8 @@ static inline void quantize_row_by(const float* x, int64_t n, float scale, float
   memcpy(q + end, &scale, sizeof scale);
 }
 
-// x [n] -> q [n], zeros up to a multiple of 64, then the scale: a whole q8 row.
-static inline void quantize_row(const float* x, int64_t n, int8_t* q) {
-  const float m = quantize_max_abs(x, n);
+// x [n] with the largest magnitude m -> q [n], zeros up to a multiple of 64, then the scale: a whole q8 row.
+static inline void quantize_row(const float* x, int64_t n, float m, int8_t* q) {
   const bool usable = m >= 7.88860905e-31f;  // 2^-100
   quantize_row_by(x, n, usable ? m / 127.0f : 0.0f, usable ? 127.0f / m : 0.0f, q);
 }

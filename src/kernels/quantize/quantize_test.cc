@@ -2,7 +2,9 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <limits>
 
 #include "kernels/gemm/gemm_case.h"
@@ -14,10 +16,10 @@ namespace {
 struct Row {
   AlignedBytes bytes;
   int64_t cols;
-  Row(const std::vector<float>& x, const hw::CpuFeatures& cpu)
+  Row(const std::vector<float>& x, const hw::CpuFeatures& cpu, StoredScale stored = {})
       : bytes(q8_row_bytes(int64_t(x.size()))), cols(int64_t(x.size())) {
     std::memset(bytes.as<char>(), 55, size_t(bytes.size()));
-    quantize_rows(x.data(), cols * 4, 1, cols, bytes.as<char>(), bytes.size(), cpu);
+    quantize_rows(x.data(), cols * 4, 1, cols, bytes.as<char>(), bytes.size(), cpu, stored);
   }
   int q(int64_t j) const { return bytes.as<int8_t>()[j]; }
   float scale() const { return *bytes.as<float>(q8_scale_offset(cols)); }
@@ -73,6 +75,57 @@ TEST(Quantize, NanIsZeroAndInfinityIsTheLargestFloat) {
     const Row b({inf, -inf, 1.0f}, cpu);
     EXPECT_EQ(b.scale(), std::numeric_limits<float>::max() / 127.0f);
     EXPECT_EQ((std::vector<int>{b.q(0), b.q(1), b.q(2)}), (std::vector<int>{127, -127, 0}));
+  }
+}
+
+bool same_row(const Row& a, const Row& b) { return std::memcmp(a.bytes.as<char>(), b.bytes.as<char>(), size_t(a.bytes.size())) == 0; }
+
+TEST(Quantize, AStoredScaleIsThatOfEveryRow) {
+  std::mt19937 rng(3);
+  std::normal_distribution<float> normal;
+  for (int64_t cols : {1, 16, 63, 200}) {
+    std::vector<float> x(static_cast<size_t>(cols));
+    for (float& v : x) v = normal(rng);
+    for (const float scale : {1e-3f, 0.01f, 0.0137f, 3.0f})
+      for (const auto& cpu : float_builds()) {
+        const Row row(x, cpu, {scale, false});
+        ASSERT_EQ(row.scale(), scale);
+        for (int64_t j = 0; j < cols; ++j) {
+          const volatile float scaled = x[size_t(j)] * (1.0f / scale);
+          ASSERT_EQ(row.q(j), int(std::nearbyint(std::min(std::max(float(scaled), -127.0f), 127.0f)))) << "column " << j;
+        }
+      }
+  }
+}
+
+TEST(Quantize, AScaleThatSaturatesIsTheRowsOwnUpToThere) {
+  std::mt19937 rng(4);
+  std::normal_distribution<float> normal;
+  for (int64_t cols : {3, 16, 63, 64, 200}) {
+    std::vector<float> x(static_cast<size_t>(cols));
+    for (float& v : x) v = normal(rng);
+    x[0] = 40;  // the outlier that the scale would be stretched for
+    for (const auto& cpu : float_builds()) {
+      const Row own(x, cpu), cut(x, cpu, {2.0f / 127, true});
+      EXPECT_TRUE(same_row(cut, Row(x, cpu, {2.0f / 127, false}))) << hw::describe(cpu);
+      EXPECT_EQ(cut.q(0), 127);
+      EXPECT_EQ(cut.scale(), 2.0f / 127);
+      // Up to the row's own scale, and at it, nothing changes; a step below it does.
+      for (const float most : {40.0f / 127, 1.0f, 1e30f, std::numeric_limits<float>::infinity()})
+        EXPECT_TRUE(same_row(Row(x, cpu, {most, true}), own)) << most;
+      EXPECT_EQ(Row(x, cpu, {std::nextafter(40.0f / 127, 0.0f), true}).scale(), std::nextafter(40.0f / 127, 0.0f));
+      // Nothing stored.
+      EXPECT_TRUE(same_row(Row(x, cpu, {0, true}), own));
+      EXPECT_TRUE(same_row(Row(x, cpu, {0, false}), own));
+      EXPECT_TRUE(same_row(cut, Row(x, {}, {2.0f / 127, true}))) << hw::describe(cpu);  // the same on every build
+    }
+  }
+  const float inf = std::numeric_limits<float>::infinity(), nan = std::numeric_limits<float>::quiet_NaN();
+  for (const auto& cpu : float_builds()) {
+    const Row a({inf, -inf, nan, 0.5f}, cpu, {1.0f / 127, true});
+    EXPECT_EQ((std::vector<int>{a.q(0), a.q(1), a.q(2), a.q(3)}), (std::vector<int>{127, -127, 0, 64}));
+    EXPECT_EQ(Row({0, 0}, cpu, {1, true}).scale(), 0.0f);
+    EXPECT_EQ(Row({1e-31f, 0}, cpu, {1, true}).scale(), 0.0f);
   }
 }
 

@@ -135,6 +135,8 @@ class Planner {
     MI_TRY_VOID(rope());
     if (std::any_of(layers_.begin(), layers_.end(), [](const Layer* l) { return l->static_scales; }))
       plan_.notes.push_back("the calibrated scales of activations are left out: GGUF has no place for them");
+    if (std::any_of(layers_.begin(), layers_.end(), [](const Layer* l) { return l->saturates; }))
+      plan_.notes.push_back("the numbers at which scales per token saturate are left out: GGUF has no place for them");
     put_keys();
     add_top();
     for (int32_t i = 0; i < g_.info.layers; ++i) add_layer(i);

@@ -50,10 +50,10 @@ class Walker {
   Matrix matrix(const Node& n) { return {weight(n, Role::kWeight), weight(n, Role::kBias)}; }
 
   // Through the rounding of an int8 matrix's input.
-  ValueId unquantized(ValueId v, bool* static_scale) {
+  ValueId unquantized(ValueId v, bool* static_scale, bool* saturates) {
     if (!is(v, Op::kQuantize)) return v;
     const Node& n = take(v, Op::kQuantize);
-    if (weight(n, Role::kInScale)) *static_scale = true;
+    if (weight(n, Role::kInScale)) *(std::get<QuantizeParams>(n.params).saturate ? saturates : static_scale) = true;
     return n.in[0];
   }
 
@@ -128,14 +128,14 @@ class LayerReader {
     if (n.in.size() != 1 || std::get<LinearParams>(n.params).out_scale != 1)
       w_.fault("a linear has a residual or a scale of its own");
     *m = w_.matrix(n);
-    return w_.unquantized(n.in[0], &l_.static_scales);
+    return w_.unquantized(n.in[0], &l_.static_scales, &l_.saturates);
   }
   ValueId expert_linear(ValueId v, ValueId route, Matrix* m) {
     const Node& n = w_.take(v, Op::kExpertLinear);
     if (w_.failed()) return 0;
     if (n.in[1] != route) w_.fault("experts of one layer have two routers");
     *m = w_.matrix(n);
-    return w_.unquantized(n.in[0], &l_.static_scales);
+    return w_.unquantized(n.in[0], &l_.static_scales, &l_.saturates);
   }
 
   const Node* activation(ValueId v) {
@@ -345,7 +345,7 @@ Result<Ends> read_ends(const ir::Graph& g) {
   if (!w.failed()) {
     e.head = w.weight(head, Role::kWeight);
     if (w.weight(head, Role::kBias)) w.fault("the output head has a bias");
-    const Node& norm = w.take(w.unquantized(head.in[0], &ignored), Op::kRmsNorm);
+    const Node& norm = w.take(w.unquantized(head.in[0], &ignored, &ignored), Op::kRmsNorm);
     if (!w.failed()) {
       const NormParams& p = std::get<NormParams>(norm.params);
       e.final_norm = w.weight(norm, Role::kWeight);

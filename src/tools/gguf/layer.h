@@ -51,6 +51,7 @@ struct Layer {
   bool plus_one = false;  // norms multiply by 1 + w
   float residual_scale = 1;
   bool static_scales = false;  // activations are rounded with scales from calibration
+  bool saturates = false;      // ... or with scales per token that end at numbers from calibration
 };
 
 // The parts around the layers.

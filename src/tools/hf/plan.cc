@@ -65,7 +65,6 @@ class Planner {
     std::set<std::string> done;
     for (const auto& [block, layer] : places) {
       const std::set<const WeightDecl*> scales = activation_scales(*block);
-      plan_.static_scales |= !scales.empty();
       for (const WeightDecl& d : block->weights) {
         const std::string full = ir::full_name(d.name, layer);
         if (d.mark == ir::Mark::kConstant || scales.count(&d) || !done.insert(full).second) continue;
@@ -90,12 +89,15 @@ class Planner {
   }
 
  private:
-  static std::set<const WeightDecl*> activation_scales(const ir::Block& b) {
+  std::set<const WeightDecl*> activation_scales(const ir::Block& b) {
     std::set<const WeightDecl*> out;
     for (const ir::Node& n : b.nodes)
       for (const ir::WeightUse& u : n.weights)
-        if (u.role == Role::kInScale)
+        if (u.role == Role::kInScale) {
+          const auto* q = std::get_if<QuantizeParams>(&n.params);
+          (q && q->saturate ? plan_.saturates : plan_.static_scales) = true;
           for (int32_t w : u.weights) out.insert(&b.weights[size_t(w)]);
+        }
     return out;
   }
 

@@ -56,6 +56,7 @@ struct FilePlan {
   std::vector<Module> modules;
   bool tied = false;                 // the head reads the embedding and has no tensor
   bool static_scales = false;        // the MIR has scales of activations from calibration
+  bool saturates = false;            // ... or numbers at which scales per token end
   std::vector<std::string> skipped;  // modules that export left out, as "re:" patterns
 };
 
