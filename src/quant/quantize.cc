@@ -451,11 +451,12 @@ std::string report_text(const QuantizeReport& r) {
   for (const std::string& n : r.notes) s += fmt::format("note          {}\n", n);
   if (r.layers.empty()) return s;
   s += fmt::format("\nagainst the float model, {} {} tokens: mean KL {:.5f}, largest {:.5f}, same best token {:.2f} %, perplexity "
-                   "{:.4f} -> {:.4f} ({:+.2f} %)\n",
+                   "{:.4f} -> {:.4f} ({:+.2f} %{})\n",
                    r.predictions.tokens, r.held_out ? "held-out" : "calibration", r.predictions.mean_kl,
                    r.predictions.max_kl, 100 * r.predictions.top1_agreement, std::exp(r.predictions.nll),
                    std::exp(r.predictions.rounded_nll),
-                   100 * (std::exp(r.predictions.rounded_nll - r.predictions.nll) - 1));
+                   100 * (std::exp(r.predictions.rounded_nll - r.predictions.nll) - 1),
+                   r.predictions.nll_error > 0 ? fmt::format(", standard error {:.2f}", 100 * r.predictions.nll_error) : "");
   s += "layer  deviation  cosine    weights\n";
   for (const LayerDeviation& d : r.layers)
     s += fmt::format("{:>5}  {:>8.3f}%  {:.6f}  {:>6.3f}%\n", d.layer, 100 * d.relative_rms, d.cosine,
@@ -496,6 +497,7 @@ Json report_json(const QuantizeReport& r) {
   j["compared_tokens"] = r.predictions.tokens;
   j["nll"] = r.predictions.nll;
   j["rounded_nll"] = r.predictions.rounded_nll;
+  j["nll_error"] = r.predictions.nll_error;
   j["layers"] = Json::array();
   for (const LayerDeviation& d : r.layers)
     j["layers"].push_back(
