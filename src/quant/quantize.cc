@@ -441,7 +441,7 @@ std::string report_text(const QuantizeReport& r) {
              : fmt::format("{}          '{}' matches {} matrices\n", layer_format_name(c.format), c.pattern, c.matches);
   const std::string format =
       r.weight_bits == 4 ? fmt::format("int4 (W4A8, groups of {})", r.group_size) : "int8 (W8A8)";
-  s += fmt::format("matrices      {} {}, {} kept in float by the recipe, {} norms smoothed\n", r.quantized_matrices,
+  s += fmt::format("matrices      {} {}, {} kept in float by the recipe, {} values smoothed\n", r.quantized_matrices,
                    format, r.float_matrices, r.smoothed_sites);
   s += fmt::format("weights       {} -> {}\n", human_bytes(double(r.bytes_before)), human_bytes(double(r.bytes_after)));
   if (r.spread_matrices > 0) s += fmt::format("gptq          {} matrices, experts counted one by one\n", r.spread_matrices);
