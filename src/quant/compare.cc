@@ -2,6 +2,9 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
+
+#include "base/check.h"
 
 namespace mi::quant {
 namespace {
@@ -33,6 +36,19 @@ double kl_divergence(const float* a, const float* b, int64_t n) {
   return std::max(kl, 0.0);
 }
 
+double error_of_mean(std::span<const double> x, std::span<const int64_t> n) {
+  MI_CHECK_EQ(x.size(), n.size());
+  const double all = double(std::accumulate(n.begin(), n.end(), int64_t(0)));
+  if (x.size() < 2 || all <= 0) return 0;
+  const double mean = std::accumulate(x.begin(), x.end(), 0.0) / all;
+  double squares = 0;
+  for (size_t i = 0; i < x.size(); ++i) {
+    const double d = x[i] - mean * double(n[i]);
+    squares += d * d;
+  }
+  return std::sqrt(squares * double(x.size()) / double(x.size() - 1)) / all;
+}
+
 LayerDeviation deviation(int32_t layer, std::span<const float> x, std::span<const float> y) {
   double err2 = 0, ref2 = 0, dot = 0, oth2 = 0;
   for (size_t i = 0; i < x.size(); ++i) {
@@ -50,10 +66,13 @@ Predictions compare_predictions(const Sequences& s, PieceEngine& head, std::span
   const int64_t vocab = head.vocab(), hidden = head.hidden();
   Predictions p;
   double agree = 0;
+  std::vector<double> grown;  // by how much a sequence's log probability fell
+  std::vector<int64_t> scored;
   for (const std::vector<int32_t>& ids : s) {
     const size_t n = ids.size(), from = size_t(p.tokens * hidden), rows = n * size_t(hidden);
     const std::vector<float> a = logits_of({ids}, head, residual.subspan(from, rows));
     const std::vector<float> b = logits_of({ids}, rounded_head, rounded_residual.subspan(from, rows));
+    const double before = p.rounded_nll - p.nll;
     for (size_t t = 0; t < n; ++t) {
       const float *x = a.data() + t * size_t(vocab), *y = b.data() + t * size_t(vocab);
       const double kl = kl_divergence(x, y, vocab);
@@ -66,6 +85,8 @@ Predictions compare_predictions(const Sequences& s, PieceEngine& head, std::span
       ++p.scored;
     }
     p.tokens += int64_t(n);
+    grown.push_back(p.rounded_nll - p.nll - before);
+    scored.push_back(int64_t(n) - 1);
   }
   if (p.tokens > 0) {
     p.mean_kl /= double(p.tokens);
@@ -74,6 +95,7 @@ Predictions compare_predictions(const Sequences& s, PieceEngine& head, std::span
   if (p.scored > 0) {
     p.nll /= double(p.scored);
     p.rounded_nll /= double(p.scored);
+    p.nll_error = error_of_mean(grown, scored);
   }
   return p;
 }

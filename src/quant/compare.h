@@ -20,7 +20,12 @@ struct Predictions {
   double mean_kl = 0, max_kl = 0;  // KL(float || rounded) of the next token, in nats
   double top1_agreement = 0;
   double nll = 0, rounded_nll = 0;  // per scored token: log perplexity of both
+  double nll_error = 0;             // standard error of rounded_nll - nll; 0 of fewer than two sequences
 };
+
+// Standard error of sum(x) / sum(n) over independent groups of n values with the sum x: tokens of a sequence are not
+// independent of each other, sequences are. 0 of fewer than two groups.
+double error_of_mean(std::span<const double> x, std::span<const int64_t> n);
 
 // heads: pieces of both ends (PieceEngine::run_head) that turn the residual streams [tokens, hidden] into logits.
 Predictions compare_predictions(const Sequences& s, PieceEngine& head, std::span<const float> residual,

@@ -283,5 +283,13 @@ TEST(CalibrationTest, IdsWithoutTokenizer) {
   EXPECT_THAT(load_calibration(r, nullptr, nullptr)->source, HasSubstr("random"));
 }
 
+TEST(CompareTest, ErrorOfAMeanCountsSequencesNotTokens) {
+  const std::vector<int64_t> even = {4, 4}, uneven = {1, 2, 5};
+  EXPECT_DOUBLE_EQ(error_of_mean(std::vector<double>{1, 3}, even), 0.25);  // of the means 0.25 and 0.75
+  EXPECT_EQ(error_of_mean(std::vector<double>{0.5, 1, 2.5}, uneven), 0);   // the same per token in each
+  EXPECT_EQ(error_of_mean(std::vector<double>{7}, std::vector<int64_t>{4}), 0);
+  EXPECT_EQ(error_of_mean(std::vector<double>{0, 0}, std::vector<int64_t>{0, 0}), 0);
+}
+
 }  // namespace
 }  // namespace mi::quant

@@ -444,7 +444,7 @@ std::string report_text(const QuantizeReport& r) {
              : fmt::format("{}          '{}' matches {} matrices\n", layer_format_name(c.format), c.pattern, c.matches);
   const std::string format =
       r.weight_bits == 4 ? fmt::format("int4 (W4A8, groups of {})", r.group_size) : "int8 (W8A8)";
-  s += fmt::format("matrices      {} {}, {} kept in float by the recipe, {} norms smoothed\n", r.quantized_matrices,
+  s += fmt::format("matrices      {} {}, {} kept in float by the recipe, {} values smoothed\n", r.quantized_matrices,
                    format, r.float_matrices, r.smoothed_sites);
   s += fmt::format("weights       {} -> {}\n", human_bytes(double(r.bytes_before)), human_bytes(double(r.bytes_after)));
   if (r.spread_matrices > 0) s += fmt::format("gptq          {} matrices, experts counted one by one\n", r.spread_matrices);
@@ -455,11 +455,12 @@ std::string report_text(const QuantizeReport& r) {
   for (const std::string& n : r.notes) s += fmt::format("note          {}\n", n);
   if (r.layers.empty()) return s;
   s += fmt::format("\nagainst the float model, {} {} tokens: mean KL {:.5f}, largest {:.5f}, same best token {:.2f} %, perplexity "
-                   "{:.4f} -> {:.4f} ({:+.2f} %)\n",
+                   "{:.4f} -> {:.4f} ({:+.2f} %{})\n",
                    r.predictions.tokens, r.held_out ? "held-out" : "calibration", r.predictions.mean_kl,
                    r.predictions.max_kl, 100 * r.predictions.top1_agreement, std::exp(r.predictions.nll),
                    std::exp(r.predictions.rounded_nll),
-                   100 * (std::exp(r.predictions.rounded_nll - r.predictions.nll) - 1));
+                   100 * (std::exp(r.predictions.rounded_nll - r.predictions.nll) - 1),
+                   r.predictions.nll_error > 0 ? fmt::format(", standard error {:.2f}", 100 * r.predictions.nll_error) : "");
   s += "layer  deviation  cosine    weights\n";
   for (const LayerDeviation& d : r.layers)
     s += fmt::format("{:>5}  {:>8.3f}%  {:.6f}  {:>6.3f}%\n", d.layer, 100 * d.relative_rms, d.cosine,
@@ -501,6 +502,7 @@ Json report_json(const QuantizeReport& r) {
   j["compared_tokens"] = r.predictions.tokens;
   j["nll"] = r.predictions.nll;
   j["rounded_nll"] = r.predictions.rounded_nll;
+  j["nll_error"] = r.predictions.nll_error;
   j["layers"] = Json::array();
   for (const LayerDeviation& d : r.layers)
     j["layers"].push_back(
