@@ -306,8 +306,11 @@ asio::awaitable<bool> Connection::serve_one() {
     }
   }
   no_limit();
-  if (early.status != 0 && has_body)
+  if (early.status != 0 && has_body) {
+    std::string().swap(parser.get().body());
+    hold_body(0);
     co_return co_await refuse_unread(std::move(request), early.status, std::move(early.body), early.headers);
+  }
 
   request.body = std::move(parser.get().body());
   begin_exchange(std::move(request), http_1_1, keep);
