@@ -38,10 +38,12 @@ Json operation(const RouteSpec& r, const std::string& method, const std::vector<
     good = path == "/metrics" ? content("text/plain", {{"type", "string"}})
                               : content("application/json", {{"type", "object"}});
   if (r.event) {
+    // No type: some readers of this document take the schema as that of each event, others as that of the whole text.
     good["text/event-stream"] = {
         {"schema",
-         {{"type", "string"},
-          {"description", fmt::format("with stream: true; the data of each event is a {}", r.event)}}}};
+         {{"description",
+           fmt::format("With stream: true, server-sent events; the data of each is a {}, given by x-event.",
+                       r.event)}}}};
     good["text/event-stream"]["x-event"] = schema_ref(r.event);
   }
   Json& answers = o["responses"];
