@@ -169,12 +169,14 @@ Command add_quantize(CLI::App& parent) {
   app->add_option("--sample-tokens", f->sample, "tokens on which a search and --sensitivity measure")->check(CLI::Range(16, 1 << 20))->capture_default_str();
   app->add_option("--save-recipe", f->save_recipe, "write the recipe that a search found (it is recipe.yaml in the output too)");
   app->add_option("--sensitivity", f->sensitivity, "write a report of what rounding each part costs (.html, .json or .txt) and stop");
-  app->add_option("--eval", f->eval, "eval.jsonl (see metainfer eval): accuracy per group and greedy answers before and after");
+  CLI::Option* eval = app->add_option("--eval", f->eval, "eval.jsonl (see metainfer eval): accuracy per group and greedy answers before and after");
   app->add_option("--max-points", f->quality.max_points, "with --eval: exit with 1 when a group loses more points; which layers did it is looked into")
       ->check(CLI::NonNegativeNumber)
+      ->needs(eval)
       ->capture_default_str();
   app->add_option("--min-exact", f->quality.min_exact, "with --eval: exit with 1 when fewer percent of the greedy answers are the same, token by token")
       ->check(CLI::Range(0.0, 100.0))
+      ->needs(eval)
       ->capture_default_str();
   app->add_option("--threads", f->threads, "worker threads (default: what the CPU mask and quota allow)")
       ->check(CLI::Range(1, 1024));

@@ -109,7 +109,7 @@ Result<Planned> plan_recipe(const QuantizeOptions& o, const PlanOptions& p, hw::
     c.saturation_auto = false;
     size_t found = 0;
     for (const Saturation& t : s.saturation) {
-      if (t.saturated > kLessError * t.per_token) continue;
+      if (!(t.per_token > 0 && t.saturated <= kLessError * t.per_token)) continue;
       ++found;
       for (const std::string& module : readers_of(mir.graph, t.layer, t.value)) c.saturated_layers.push_back(module);
       out.reasons.push_back(fmt::format("layers.{}.{} saturates: with it the layer's error from this input is {:.3f} %, without {:.3f} %",

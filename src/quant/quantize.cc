@@ -460,7 +460,7 @@ std::string report_text(const QuantizeReport& r) {
                    r.predictions.max_kl, 100 * r.predictions.top1_agreement, std::exp(r.predictions.nll),
                    std::exp(r.predictions.rounded_nll),
                    100 * (std::exp(r.predictions.rounded_nll - r.predictions.nll) - 1),
-                   r.predictions.nll_error > 0 ? fmt::format(", standard error {:.2f}", 100 * r.predictions.nll_error) : "");
+                   r.predictions.nll_error > 0 ? fmt::format(", standard error {:.2f}", 100 * r.predictions.nll_error * std::exp(r.predictions.rounded_nll - r.predictions.nll)) : "");
   s += "layer  deviation  cosine    weights\n";
   for (const LayerDeviation& d : r.layers)
     s += fmt::format("{:>5}  {:>8.3f}%  {:.6f}  {:>6.3f}%\n", d.layer, 100 * d.relative_rms, d.cosine,

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 #include <set>
 
 #include "ir/edit.h"
@@ -96,8 +97,9 @@ std::map<std::string, float> StoredScales::measure(const LayerCapture& seen, con
         limit = std::max(limit, s ? fed.max_abs[size_t(i)] / s[i] : fed.max_abs[size_t(i)]);
     } else {
       std::vector<float> magnitudes;
-      // Odd, so that all channels are met.
-      const size_t step = (fed.rows.size() / kMostMagnitudes) | 1;
+      // Coprime to the channels' number, so that all of them are met.
+      size_t step = std::max<size_t>(1, fed.rows.size() / kMostMagnitudes);
+      while (std::gcd(step, size_t(fed.cols)) != 1) ++step;
       for (size_t i = 0; i < fed.rows.size(); i += step) {
         const size_t row = i / size_t(fed.cols), column = i % size_t(fed.cols);
         const float* of_row = per_expert ? s + int64_t(seen.chosen[row]) * fed.cols : s;

@@ -275,8 +275,10 @@ Peak peak_of(int32_t layer, const std::string& value, std::span<const float> row
   p.largest = top;
   p.rms = std::sqrt(sum2 / double(rows.size()));
   std::vector<float> magnitudes;
-  // Odd, so that all channels are met.
-  for (size_t i = 0, step = (rows.size() / kMostMagnitudes) | 1; i < rows.size(); i += step) magnitudes.push_back(std::fabs(rows[i]));
+  // Coprime to the channels' number, so that all of them are met.
+  size_t step = std::max<size_t>(1, rows.size() / kMostMagnitudes);
+  while (std::gcd(step, size_t(cols)) != 1) ++step;
+  for (size_t i = 0; i < rows.size(); i += step) magnitudes.push_back(std::fabs(rows[i]));
   const auto middle = magnitudes.begin() + ptrdiff_t(magnitudes.size() / 2);
   std::nth_element(magnitudes.begin(), middle, magnitudes.end());
   p.median = *middle;

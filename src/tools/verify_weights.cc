@@ -18,8 +18,9 @@ using artifact::Packing;
 using artifact::WeightTensor;
 
 // What good roundings keep: int8 is 0.01 off, int4 0.1 to 0.2. A scale that is wrong by a half or more is not.
-double limit_of(Packing p) {
-  switch (p) {
+double limit_of(const WeightTensor& t) {
+  if (t.packing == Packing::kPlain && t.dtype == DType::kBF16) return 0.01;  // a table
+  switch (t.packing) {
     case Packing::kPackedI8: return 0.25;
     case Packing::kPackedI4: return 0.45;
     case Packing::kPackedBF16: return 0.01;
@@ -150,7 +151,7 @@ class LayerWeights {
     pool.run(int64_t(jobs.size()), [&](int64_t i, int) { look(*jobs[size_t(i)].m, jobs[size_t(i)].expert); });
     for (const Matrix& m : matrices_) {
       const auto worst = std::max_element(m.error.begin(), m.error.end());
-      const double limit = limit_of(m.part.tensor->packing);
+      const double limit = limit_of(*m.part.tensor);
       const std::string where = layer_ < 0 ? m.d->name : fmt::format("layer {} {}", layer_, m.d->name);
       judge->row(m.experts > 1 && *worst > limit ? fmt::format("{} expert {}", where, worst - m.error.begin()) : where, *worst,
                  limit, "relative");
@@ -231,8 +232,8 @@ class LayerWeights {
     const std::vector<float> down_found = engine_matrix(a_, down.part, e);
     std::vector<float> down_want = wanted(down, e);
     down.error[size_t(e)] = relative_error(down_found, down_want);
-    const bool up_good = m.error[size_t(e)] <= limit_of(m.part.tensor->packing),
-               down_good = down.error[size_t(e)] <= limit_of(down.part.tensor->packing);
+    const bool up_good = m.error[size_t(e)] <= limit_of(*m.part.tensor),
+               down_good = down.error[size_t(e)] <= limit_of(*down.part.tensor);
     if (up_good && down_good) return;
     // Smoothed? Then what up's rows lost, down's columns have. Of a pair of which one is as it was, it is not.
     const std::vector<float> gains = row_gains(found, want, m.k());
@@ -240,7 +241,7 @@ class LayerWeights {
     for (size_t i = 0; i < up_want.size(); ++i) up_want[i] *= gains[i / size_t(m.k())];
     for (size_t i = 0; i < down_want.size(); ++i) down_want[i] /= gains[i % gains.size()];
     const double up_error = relative_error(found, up_want), down_error = relative_error(down_found, down_want);
-    const bool smoothed = up_error <= limit_of(m.part.tensor->packing) && down_error <= limit_of(down.part.tensor->packing);
+    const bool smoothed = up_error <= limit_of(*m.part.tensor) && down_error <= limit_of(*down.part.tensor);
     if (!smoothed && (up_good || down_good)) return;
     m.error[size_t(e)] = up_error;
     down.error[size_t(e)] = down_error;
