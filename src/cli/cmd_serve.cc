@@ -42,7 +42,8 @@ struct Flags {
 // it always does.
 class Signals {
  public:
-  Signals() {
+  // reloads: there will be something to read again, so a SIGHUP before that is no end.
+  explicit Signals(bool reloads) : reloads_(reloads) {
     sigemptyset(&set_);
     for (int s : {SIGINT, SIGTERM, SIGHUP}) sigaddset(&set_, s);
     pthread_sigmask(SIG_BLOCK, &set_, nullptr);  // inherited by every thread made from here on
@@ -61,6 +62,7 @@ class Signals {
     std::lock_guard lock(mutex_);
     reload_ = std::move(reload);
     serving_ = true;
+    if (reload_ && std::exchange(missed_, false)) reload_();
   }
   void wait() { asked_.wait(false); }
   void ending() {
@@ -71,9 +73,12 @@ class Signals {
  private:
   bool hang_up() {
     std::lock_guard lock(mutex_);
+    if (!serving_ && reloads_) return missed_ = true;
     if (reload_) reload_();
     return bool(reload_);
   }
+  const bool reloads_;
+  bool missed_ = false;
   sigset_t set_;
   std::mutex mutex_;
   std::function<void()> reload_;
@@ -105,16 +110,17 @@ Result<int> run(const Flags& f) {
     return fail(ErrorCode::kUsage, "--tls-cert and --tls-key belong together: {} is missing",
                 f.tls_cert.empty() ? "--tls-cert" : "--tls-key");
   allow_many_descriptors();
+  signal(SIGPIPE, SIG_IGN);  // also in the watchdog's parent, which writes to the same log
+  const bool reloads = !f.key_file.empty() || !f.tls_cert.empty() || (!f.access_log.empty() && f.access_log != "-");
   MI_TRY(int listener, server::inherited_listener());
   if (f.watchdog && !server::is_supervised()) {
     if (listener < 0) {
       MI_TRY(listener, server::open_listener(f.host, f.port));
     }
-    return server::supervise(listener, f.stuck);
+    return server::supervise(listener, f.stuck, reloads);
   }
   // Lives as long as the process: its thread is detached.
-  static Signals* signals = new Signals();
-  signal(SIGPIPE, SIG_IGN);
+  static Signals* signals = new Signals(reloads);
   server::ServeOptions o;
   o.host = f.host;
   o.port = f.port;

@@ -18,15 +18,17 @@ class Pace {
     if (step_seconds_ <= 0) return most;
     if (token_seconds_ <= 0) return std::min(most, kFirst);
     const double room = (step_seconds_ - decode_seconds_) / token_seconds_;
-    return std::clamp(int64_t(std::min(room, double(most))), std::min(most, kLeast), most);
+    return int64_t(std::clamp(room, double(std::min(most, kLeast)), double(most)));
   }
 
   void ran(int64_t decodes, int64_t prompt_tokens, double seconds) {
     if (prompt_tokens == 0) {
       learn(&decode_seconds_, seconds);
     } else if (prompt_tokens >= kLeast) {
-      const double rest = decodes > 0 ? std::max(seconds - decode_seconds_, 0.0) : seconds;
-      learn(&token_seconds_, rest / double(prompt_tokens));
+      // The answers' part was at most the whole step: while prompts keep coming, nothing else tells.
+      if (decodes > 0) decode_seconds_ = std::min(decode_seconds_, seconds);
+      const double rest = decodes > 0 ? seconds - decode_seconds_ : seconds;
+      if (rest > 0) learn(&token_seconds_, rest / double(prompt_tokens));
     }
   }
 

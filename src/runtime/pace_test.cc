@@ -33,6 +33,18 @@ TEST(Pace, GrowsToTheMostAndGoesOnWhenThereIsNoRoom) {
   EXPECT_EQ(Pace().prompt_tokens(512), 512) << "switched off";
 }
 
+TEST(Pace, OneSlowStepOfAnswersIsForgottenWhilePromptsKeepComing) {
+  Pace p(0.1);
+  p.ran(32, 0, 0.15);
+  p.ran(32, 32, 0.2);
+  EXPECT_EQ(p.prompt_tokens(512), 8);
+  for (int i = 0; i < 100; ++i) {
+    const int64_t n = p.prompt_tokens(512);
+    p.ran(1, n, 0.02 + double(n) * 0.0002);
+  }
+  EXPECT_GT(p.prompt_tokens(512), 100) << "about 400 would fit";
+}
+
 TEST(Draft, WhatFollowedTheLatestOccurrence) {
   using V = std::vector<int32_t>;
   EXPECT_EQ(repeat_draft(V{1, 2, 3, 4, 9, 1, 2, 3, 4}, 2), (V{9, 1}));

@@ -46,11 +46,12 @@ void Scheduler::take_prefill(Sequence* seq, int64_t* budget, StepPlan* plan) con
   plan->work.push_back(w);
 }
 
-int64_t Scheduler::pages_to_grow() const {
-  int64_t pages = 0;
-  for (const Sequence* s : running_)
-    pages += kv::pages_for(std::min(options_.growth_tokens, s->most_tokens - int64_t(s->tokens.size())));
-  return pages;
+int64_t Scheduler::pages_to_grow(const Sequence& s) const {
+  return kv::pages_for(std::min(options_.growth_tokens, s.most_tokens - int64_t(s.tokens.size())));
+}
+
+int64_t Scheduler::room_for(const Sequence& s) const {
+  return std::max(int64_t(s.tokens.size()), std::min(options_.floor_tokens, s.most_tokens));
 }
 
 bool Scheduler::admit_next() {
@@ -59,8 +60,9 @@ bool Scheduler::admit_next() {
   const int64_t reused = seq->score_prompt ? 0 : cache_.match(&seq->pages, seq->salt, seq->tokens);
   // Alone, a sequence needs no room to spare: nobody else grows, and it fits to its end.
   const int64_t length = int64_t(seq->tokens.size());
-  const int64_t room = running_.empty() ? length : std::max(length, std::min(options_.floor_tokens, seq->most_tokens));
-  if (cache_.free_pages() < kv::pages_for(room) - seq->pages.size() + pages_to_grow()) {
+  int64_t need = kv::pages_for(running_.empty() ? length : room_for(*seq)) - seq->pages.size();
+  for (const Sequence* s : running_) need += pages_to_grow(*s);
+  if (cache_.free_pages() < need) {
     cache_.release(&seq->pages);
     MI_CHECK(!running_.empty(), "a sequence of {} tokens can't fit into {} pages", length, cache_.total());
     return false;
@@ -74,10 +76,32 @@ bool Scheduler::admit_next() {
   return true;
 }
 
+// Whether it would find room if all running ones of larger numbers gave up theirs. Pages that these share are counted
+// more than once: then one too many is preempted, as rarely as that is.
+bool Scheduler::fits_instead(Sequence* seq) {
+  int64_t victims = 0, grow = 0;
+  bool others = false;
+  for (const Sequence* s : running_) {
+    if (seq->priority < s->priority) {
+      victims += s->pages.size();
+      continue;
+    }
+    others = true;
+    grow += pages_to_grow(*s);
+  }
+  if (!others) return true;
+  if (!seq->score_prompt) cache_.match(&seq->pages, seq->salt, seq->tokens);
+  const int64_t need = kv::pages_for(room_for(*seq)) - seq->pages.size() + grow;
+  const bool fits = cache_.free_pages() + victims >= need;
+  cache_.release(&seq->pages);
+  return fits;
+}
+
 // Waiting sequences of a smaller priority number than the last running one come in, in its place if need be.
 void Scheduler::admit_urgent(StepPlan* plan) {
   while (!waiting_.empty() && !running_.empty() && waiting_.front()->priority < running_.back()->priority) {
     if (admit_next()) continue;
+    if (!fits_instead(waiting_.front())) return;
     preempt_last();
     ++plan->preempted;
   }

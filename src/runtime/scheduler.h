@@ -95,7 +95,9 @@ class Scheduler {
   void preempt_last();
   void take_prefill(Sequence* seq, int64_t* budget, StepPlan* plan) const;
   bool admit_next();
-  int64_t pages_to_grow() const;
+  bool fits_instead(Sequence* seq);
+  int64_t pages_to_grow(const Sequence& s) const;
+  int64_t room_for(const Sequence& s) const;
   void admit_urgent(StepPlan* plan);
 
   SchedulerOptions options_;

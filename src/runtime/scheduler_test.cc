@@ -202,6 +202,28 @@ TEST(Scheduler, SmallerPriorityNumbersGoFirstAndTakePlaces) {
   s.remove(b.get());
 }
 
+TEST(Scheduler, NobodyIsPreemptedForWhatWouldNotFitAnyway) {
+  Scheduler s({.max_batch_size = 4, .max_tokens_per_step = 1024, .prefill_tokens = 1024, .reuse_prefixes = false}, 12);
+  auto first = sequence(500), later = sequence(60), wants = sequence(400);
+  later->priority = 5;
+  wants->priority = 1;
+  s.add(first.get());
+  s.add(later.get());
+  run(s, s.plan());
+  EXPECT_TRUE(first->running && later->running);
+  s.add(wants.get());
+  StepPlan p = s.plan();
+  EXPECT_EQ(p.preempted, 0) << "8 of 12 pages are the first one's; 7 and room to grow do not fit beside them";
+  EXPECT_TRUE(later->running);
+  run(s, p);
+  s.remove(first.get());
+  p = s.plan();
+  EXPECT_TRUE(wants->running);
+  run(s, p);
+  s.remove(later.get());
+  s.remove(wants.get());
+}
+
 TEST(Scheduler, DraftsTakeOnlyWhatIsLeft) {
   Scheduler s({.max_batch_size = 2, .max_tokens_per_step = 8, .prefill_tokens = 8, .prefill_tokens_beside_decodes = 4},
               3);

@@ -40,7 +40,7 @@ struct ServerContext {
   std::atomic<bool> draining{false};
   boost::asio::thread_pool* workers = nullptr;  // templates, tokenizing, rendering
   // For /metrics; null until the server listens, or where there is none.
-  const HttpCounters* http = nullptr;
+  std::atomic<const HttpCounters*> http{nullptr};
   const AccessLog* access_log = nullptr;
   int restarts = 0;  // by the watchdog
   // API requests answered, by endpoint and status; for /metrics.

@@ -142,7 +142,7 @@ std::string metrics_text(ServerContext& c) {
       f.counter("metainfer:api_requests_total", "API requests answered, by endpoint and status.", double(n),
                 {{"endpoint", key.first}, {"status", std::to_string(key.second)}});
   }
-  if (c.http) add_http(f, *c.http);
+  if (const HttpCounters* h = c.http) add_http(f, *h);
   if (c.access_log)
     f.counter("metainfer:access_log_dropped_total", "Lines that the access log could not take.",
               double(c.access_log->dropped()));

@@ -64,8 +64,8 @@ class Api : public ApiServer {
     context_.defaults = sampling_defaults(context_.text.generation);
   }
   ~Api() override {
-    heartbeat_.reset();  // asks the http server
     stop(0);
+    heartbeat_.reset();  // asks the http server, which is still there, if ended
   }
 
   Status begin() {
@@ -129,15 +129,19 @@ class Api : public ApiServer {
   }
 
   Status reload() override {
+    // All is read first: all of it is taken, or nothing.
+    std::shared_ptr<const KeyRing> ring;
+    decltype(read_tls(options_.tls_cert, options_.tls_key).value()) tls = nullptr;
     if (!options_.api_key_file.empty()) {
       MI_TRY(KeyRing keys, KeyRing::read(options_.api_key_file));
-      std::atomic_store(&keys_, std::make_shared<const KeyRing>(std::move(keys)));
+      ring = std::make_shared<const KeyRing>(std::move(keys));
     }
     if (has_tls()) {
-      MI_TRY(auto tls, read_tls(options_.tls_cert, options_.tls_key));
-      http_->set_tls(std::move(tls));
+      MI_TRY(tls, read_tls(options_.tls_cert, options_.tls_key));
     }
     if (log_) MI_TRY_VOID(log_->reopen());
+    if (ring) std::atomic_store(&keys_, std::move(ring));
+    if (tls) http_->set_tls(std::move(tls));
     return {};
   }
 

@@ -59,8 +59,8 @@ struct Worker {
 
 class Supervisor {
  public:
-  Supervisor(int listener, double silence, std::vector<std::string> arguments)
-      : listener_(listener), silence_(silence), arguments_(std::move(arguments)) {}
+  Supervisor(int listener, double silence, bool reloads, std::vector<std::string> arguments)
+      : listener_(listener), silence_(silence), reloads_(reloads), arguments_(std::move(arguments)) {}
 
   Result<int> run() {
     sigset_t set, before;
@@ -77,7 +77,11 @@ class Supervisor {
       hear();
       if (const auto code = take_signals()) return *code;
       if (worker_.pid < 0) {
-        if (Clock::now() >= next_start_) MI_TRY_VOID(start());
+        if (Clock::now() < next_start_) continue;
+        if (const Status s = start(); !s.ok()) {
+          say("watchdog    {}; tried again in {:.0f} s\n", s.error().message(), kLongestPause);
+          next_start_ = Clock::now() + std::chrono::seconds(int(kLongestPause));
+        }
       } else if (worker_.served && since(worker_.heard) > silence_) {
         say("watchdog    worker {} gave no sign of life for {:.0f} s and is killed\n", worker_.pid, silence_);
         ::kill(worker_.pid, SIGKILL);
@@ -101,8 +105,12 @@ class Supervisor {
     if (::pipe2(ends, O_CLOEXEC) != 0) return fail(ErrorCode::kEnvironment, "--watchdog: {}", std::strerror(errno));
     const pid_t parent = ::getpid();
     const pid_t pid = ::fork();
-    if (pid < 0)
-      return fail(ErrorCode::kEnvironment, "--watchdog: no worker could be started: {}", std::strerror(errno));
+    if (pid < 0) {
+      const int error = errno;
+      ::close(ends[0]);
+      ::close(ends[1]);
+      return fail(ErrorCode::kEnvironment, "--watchdog: no worker could be started: {}", std::strerror(error));
+    }
     if (pid == 0) become_worker(parent, ends[1]);
     ::close(ends[1]);
     ::fcntl(ends[0], F_SETFL, O_NONBLOCK);
@@ -148,7 +156,7 @@ class Supervisor {
     while (::read(signals_, &info, sizeof(info)) == sizeof(info)) {
       const int signal = int(info.ssi_signo);
       if (signal == SIGCHLD) continue;
-      if (signal != SIGHUP) {
+      if (signal != SIGHUP || !reloads_) {
         ending_ = true;
         if (listener_ >= 0) ::close(listener_);  // new clients are refused, not left waiting
         listener_ = -1;
@@ -184,6 +192,7 @@ class Supervisor {
 
   int listener_;
   const double silence_;
+  const bool reloads_;
   std::vector<std::string> arguments_;
   sigset_t mask_{};
   int signals_ = -1, restarts_ = 0;
@@ -197,9 +206,9 @@ class Supervisor {
 
 bool is_supervised() { return std::getenv(kHeartbeatVariable) != nullptr; }
 
-Result<int> supervise(int listener, double silence_seconds) {
+Result<int> supervise(int listener, double silence_seconds, bool reloads) {
   MI_TRY(auto arguments, own_arguments());
-  return Supervisor(listener, silence_seconds, std::move(arguments)).run();
+  return Supervisor(listener, silence_seconds, reloads, std::move(arguments)).run();
 }
 
 }  // namespace mi::server

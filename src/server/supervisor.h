@@ -13,10 +13,11 @@ inline constexpr const char* kRestartsVariable = "METAINFER_RESTARTS";
 // In a worker: the parent is there.
 bool is_supervised();
 
-// Runs workers with this process's own arguments until SIGTERM or SIGINT, which a worker gets too; SIGHUP is passed on.
+// Runs workers with this process's own arguments until SIGTERM or SIGINT, which a worker gets too; SIGHUP is passed on
+// and ends it, too, unless it reloads.
 // silence_seconds: without a sign of life for so long a worker is killed; counted from its first one, so that loading
 // may take its time. Returns the exit code. A worker that ends before it ever served is not replaced: its flags or
 // files are wrong. Needs a process without threads.
-Result<int> supervise(int listener, double silence_seconds);
+Result<int> supervise(int listener, double silence_seconds, bool reloads);
 
 }  // namespace mi::server

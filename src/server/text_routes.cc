@@ -4,6 +4,12 @@
 namespace mi::server {
 namespace {
 
+// These answers are not bounded by the context, and the workers that make them also send the streams.
+constexpr size_t kMostText = size_t(2) << 20;
+ApiError too_much_text(const char* param) {
+  return bad_field(param, fmt::format("{} stands for more than {} bytes of text; send it in parts", param, kMostText));
+}
+
 // A job that never starts a request: it has the ways to answer and to count.
 class TextJob : public Job {
  public:
@@ -49,6 +55,7 @@ TextJob::Answer tokenize(const ServerContext& c, const Json& body) {
     if (auto e = render_chat(c, r.chat, &prompt)) return *e;
     if (auto e = chat_ids(c, prompt, &ids)) return *e;
   } else {
+    if (r.text.size() > kMostText) return too_much_text("prompt");
     auto encoded = c.text.tokenizer->encode(r.text, r.parse_special);
     if (!encoded.ok()) return bad_field("prompt", encoded.error().message());
     ids = std::move(encoded).value();
@@ -70,10 +77,13 @@ TextJob::Answer detokenize(const ServerContext& c, const Json& body) {
   DetokenizeRequest r;
   if (auto e = parse_detokenize(body, &r)) return *e;
   if (auto e = wrong_model(c, r.model)) return *e;
-  for (int32_t id : r.tokens)
+  size_t bytes = 0;
+  for (int32_t id : r.tokens) {
     if (id >= c.text.tokenizer->vocab())
       return bad_field("tokens",
                        fmt::format("tokens holds {}; the tokenizer has {} tokens", id, c.text.tokenizer->vocab()));
+    if ((bytes += c.text.tokenizer->token_bytes(id).size()) > kMostText) return too_much_text("tokens");
+  }
   auto text = c.text.tokenizer->decode(r.tokens, r.skip_special_tokens);
   if (!text.ok()) return bad_field("tokens", text.error().message());
   const std::string clean = clean_utf8(*text);

@@ -275,6 +275,9 @@ std::string anthropic_error_json(const ApiError& e) {
     case 503:
       type = "overloaded_error";
       break;
+    case 504:
+      type = "timeout_error";
+      break;
     default:
       break;
   }

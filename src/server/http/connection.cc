@@ -255,6 +255,9 @@ asio::awaitable<bool> Connection::serve_one() {
   // Two ways to tell where a request ends are two places where it may end (RFC 9112, 6.1).
   if (header.count(http::field::transfer_encoding) > 0 && header.count(http::field::content_length) > 0)
     co_return co_await refuse(400, "the request has both a Content-Length and a Transfer-Encoding");
+  // Where such a body ends cannot be known (RFC 9112, 6.3).
+  if (header.count(http::field::transfer_encoding) > 0 && (!parser.chunked() || header.version() < 11))
+    co_return co_await refuse(400, "the only Transfer-Encoding that is understood is chunked, in HTTP/1.1");
 
   const bool http_1_1 = header.version() >= 11;
   const bool keep = parser.keep_alive() && !closing_ && !spare_;

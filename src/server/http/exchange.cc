@@ -46,6 +46,8 @@ const char* status_text(int status) {
       return "Not Implemented";
     case 503:
       return "Service Unavailable";
+    case 504:
+      return "Gateway Timeout";
   }
   return "Status";
 }

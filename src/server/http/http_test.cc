@@ -314,6 +314,7 @@ TEST_F(Http, LimitsOfHeadersAndBodies) {
       {"POST /now HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\nabcdef", "400"},
       {"POST /now HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", "400"},
       {"POST /now HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n", "400"},
+      {"POST /now HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked, identity\r\n\r\n", "400"},
       {"GET /now HTTP/1.1\r\nHost: x\r\nB\xff\xfe: \x01\r\n\r\n", "400"},
       {"GET /n\x01w HTTP/1.1\r\nHost: x\r\n\r\n", "400"},
       {"\x16\x03\x01\x02\x00\x01\x00", "400"},

@@ -101,6 +101,7 @@ function busy(yes) {
 
 async function answer() {
   running = new AbortController();
+  const conversation = messages;   // "New chat" begins another one
   busy(true);
   const shown = add_answer(), began = performance.now();
   let first = 0, usage = null, finish = null, failure = null, ended = false;
@@ -133,9 +134,9 @@ async function answer() {
     first && `${Math.round(first - began)} ms ${say("to the first token")}`,
     finish === "stopped" && say("stopped"), finish === "length" && say("cut off at the limit"),
   ]);
-  if (shown.text() || !failure) messages.push({ role: "assistant", content: shown.text() });
+  if (shown.text() || !failure) conversation.push({ role: "assistant", content: shown.text() });
   else shown.all.remove();
-  if (failure) show_error(failure);
+  if (failure && conversation === messages) show_error(failure);
   running = null;
   busy(false);
   $("question").focus();

@@ -60,8 +60,16 @@ function inline(text, depth = 0) {
   return out;
 }
 
+// A heading without the #s that may close it; one pass, whatever the blanks.
+function heading_text(s) {
+  s = s.trimEnd();
+  let n = s.length;
+  while (n > 0 && s[n - 1] === "#") --n;
+  return s.slice(0, n).trimEnd();
+}
+
 const FENCE = /^ {0,3}(`{3,}|~{3,})\s*([^\s`]*)/;
-const HEADING = /^ {0,3}(#{1,6})\s+(.*?)\s*#*\s*$/;
+const HEADING = /^ {0,3}(#{1,6})\s+(.*)$/;
 const RULE = /^ {0,3}([-*_])(\s*\1){2,}\s*$/;
 const QUOTE = /^ {0,3}> ?/;
 const ITEM = /^( *)([-*+]|\d{1,9}[.)])\s+(.*)$/;
@@ -120,7 +128,7 @@ function blocks(lines, depth = 0) {
       ++at;
       out.push(code_block(code, m[2]));
     } else if ((m = HEADING.exec(line))) {
-      out.push(element("h" + m[1].length, inline(m[2])));
+      out.push(element("h" + m[1].length, inline(heading_text(m[2]))));
       ++at;
     } else if (RULE.test(line)) {
       out.push(document.createElement("hr"));
