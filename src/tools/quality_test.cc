@@ -159,7 +159,8 @@ TEST_F(QualityRunTest, CalibrationThatKnowsThePromptsIsNotBlamed) {
   quant::Sequences all(1);
   for (int32_t id = 0; id < 2048; ++id) all[0].push_back(id);
   o.calibration = &all;
-  for (const GroupQuality& g : measure_quality(o).value().groups) EXPECT_EQ(g.known_tokens, 1) << g.group;
+  const QualityReport q = measure_quality(o).value();
+  for (const GroupQuality& g : q.groups) EXPECT_EQ(g.known_tokens, 1) << g.group;
 }
 
 }  // namespace
