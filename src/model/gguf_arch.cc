@@ -35,22 +35,6 @@ constexpr Name kLayer[] = {
     {"moe.shared_gate", "ffn_gate_inp_shexp"},
 };
 
-std::string text_of(const Json& j, const char* key) {
-  return j.is_object() && j.contains(key) && j[key].is_string() ? j[key].get<std::string>() : "";
-}
-bool flag_of(const Json& j, const char* key) {
-  return j.is_object() && j.contains(key) && j[key].is_boolean() && j[key].get<bool>();
-}
-
-// The parts of a pre_tokenizer: of a Sequence its members, else itself.
-std::vector<Json> parts_of(const Json& p) {
-  if (text_of(p, "type") != "Sequence") return {p};
-  std::vector<Json> parts;
-  if (p.contains("pretokenizers"))
-    for (const Json& e : p["pretokenizers"]) parts.push_back(e);
-  return parts;
-}
-
 struct Known {
   const char* regex;  // of a Split, everything else plain
   bool ignore_merges;
@@ -78,6 +62,21 @@ Json byte_level(bool use_regex) {
 }
 
 }  // namespace
+
+std::string text_of(const Json& j, const char* key) {
+  return j.is_object() && j.contains(key) && j[key].is_string() ? j[key].get<std::string>() : "";
+}
+bool flag_of(const Json& j, const char* key) {
+  return j.is_object() && j.contains(key) && j[key].is_boolean() && j[key].get<bool>();
+}
+
+std::vector<Json> parts_of(const Json& p) {
+  if (text_of(p, "type") != "Sequence") return {p};
+  std::vector<Json> parts;
+  if (p.contains("pretokenizers"))
+    for (const Json& e : p["pretokenizers"]) parts.push_back(e);
+  return parts;
+}
 
 const std::vector<GgufArch>& gguf_archs() {
   const std::pair<const char*, Json> divided{"renorm", true}, undivided{"renorm", false};

@@ -24,6 +24,12 @@ struct GgufArch {
   bool can_import = true;
 };
 
+// Of a part of tokenizer.json: a text or a flag, "" or false where there is none of this kind.
+std::string text_of(const Json& j, const char* key);
+bool flag_of(const Json& j, const char* key);
+// The parts of a pre_tokenizer: of a Sequence its members, else itself.
+std::vector<Json> parts_of(const Json& p);
+
 const std::vector<GgufArch>& gguf_archs();
 const GgufArch* find_gguf_family(std::string_view family);                // nullptr: has none
 const GgufArch* find_gguf_arch(std::string_view arch, bool has_experts);  // nullptr: unknown

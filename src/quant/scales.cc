@@ -9,9 +9,15 @@
 #include "quant/choice.h"
 
 namespace mi::quant {
-namespace {
 
-constexpr size_t kMostMagnitudes = size_t(1) << 22;  // looked at for percentile and mse, spread evenly
+size_t sampling_step(size_t values, int64_t cols) {
+  constexpr size_t kMost = size_t(1) << 22;
+  size_t step = std::max<size_t>(1, values / kMost);
+  while (std::gcd(step, size_t(cols)) != 1) ++step;
+  return step;
+}
+
+namespace {
 
 std::string scale_name(const std::string& value) { return "act." + value + ".scale"; }
 
@@ -97,9 +103,7 @@ std::map<std::string, float> StoredScales::measure(const LayerCapture& seen, con
         limit = std::max(limit, s ? fed.max_abs[size_t(i)] / s[i] : fed.max_abs[size_t(i)]);
     } else {
       std::vector<float> magnitudes;
-      // Coprime to the channels' number, so that all of them are met.
-      size_t step = std::max<size_t>(1, fed.rows.size() / kMostMagnitudes);
-      while (std::gcd(step, size_t(fed.cols)) != 1) ++step;
+      const size_t step = sampling_step(fed.rows.size(), fed.cols);
       for (size_t i = 0; i < fed.rows.size(); i += step) {
         const size_t row = i / size_t(fed.cols), column = i % size_t(fed.cols);
         const float* of_row = per_expert ? s + int64_t(seen.chosen[row]) * fed.cols : s;

@@ -13,6 +13,10 @@
 
 namespace mi::quant {
 
+// Steps through values of `cols` channels, so that about four million are looked at, of all channels: the step is
+// coprime to their number.
+size_t sampling_step(size_t values, int64_t cols);
+
 // The values of a layer that get a stored scale.
 class StoredScales {
  public:

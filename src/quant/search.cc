@@ -139,11 +139,15 @@ std::vector<std::string> explain(const Sensitivity& s, const CostTable& costs, c
   return lines;
 }
 
-std::vector<const Candidate*> per_token_values(const Sensitivity& s, double max_kl) {
+namespace {
+
+// Of the candidates that count: the dearest ones, without which the rest stays within max_kl together.
+template <typename Counts>
+std::vector<const Candidate*> dearest(const Sensitivity& s, double max_kl, Counts counts) {
   std::vector<const Candidate*> all;
   double sum = 0;
   for (const Candidate& c : s.candidates)
-    if (c.static_scale) {
+    if (counts(c)) {
       all.push_back(&c);
       sum += c.kl;
     }
@@ -157,22 +161,14 @@ std::vector<const Candidate*> per_token_values(const Sensitivity& s, double max_
   return kept;
 }
 
+}  // namespace
+
+std::vector<const Candidate*> per_token_values(const Sensitivity& s, double max_kl) {
+  return dearest(s, max_kl, [](const Candidate& c) { return c.static_scale; });
+}
+
 std::vector<const Candidate*> float_units(const Sensitivity& s, double max_kl) {
-  std::vector<const Candidate*> all;
-  double sum = 0;
-  for (const Candidate& c : s.candidates)
-    if (!c.static_scale && c.format == LayerFormat::kInt8) {
-      all.push_back(&c);
-      sum += c.kl;
-    }
-  std::stable_sort(all.begin(), all.end(), [](const Candidate* a, const Candidate* b) { return a->kl > b->kl; });
-  std::vector<const Candidate*> kept;
-  for (const Candidate* c : all) {
-    if (sum <= max_kl) break;
-    kept.push_back(c);
-    sum -= c->kl;
-  }
-  return kept;
+  return dearest(s, max_kl, [](const Candidate& c) { return !c.static_scale && c.format == LayerFormat::kInt8; });
 }
 
 std::string recipe_text(const QuantConfig& c, const std::vector<std::string>& comments) {

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <numeric>
 #include <set>
 
 #include "base/util.h"
@@ -263,7 +262,6 @@ class Analyst {
 }  // namespace
 
 Peak peak_of(int32_t layer, const std::string& value, std::span<const float> rows, int64_t cols) {
-  constexpr size_t kMostMagnitudes = size_t(1) << 22;  // that the median is taken of, spread evenly
   Peak p{layer, value, 0, 0, 0, 0};
   if (rows.empty()) return p;
   double sum2 = 0;
@@ -275,9 +273,7 @@ Peak peak_of(int32_t layer, const std::string& value, std::span<const float> row
   p.largest = top;
   p.rms = std::sqrt(sum2 / double(rows.size()));
   std::vector<float> magnitudes;
-  // Coprime to the channels' number, so that all of them are met.
-  size_t step = std::max<size_t>(1, rows.size() / kMostMagnitudes);
-  while (std::gcd(step, size_t(cols)) != 1) ++step;
+  const size_t step = sampling_step(rows.size(), cols);
   for (size_t i = 0; i < rows.size(); i += step) magnitudes.push_back(std::fabs(rows[i]));
   const auto middle = magnitudes.begin() + ptrdiff_t(magnitudes.size() / 2);
   std::nth_element(magnitudes.begin(), middle, magnitudes.end());

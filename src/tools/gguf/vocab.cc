@@ -13,21 +13,9 @@ namespace fs = std::filesystem;
 // ggml's token types.
 constexpr int32_t kNormal = 1, kControl = 3, kUserDefined = 4, kUnused = 5;
 
-std::string text_of(const Json& j, const char* key) {
-  return j.is_object() && j.contains(key) && j[key].is_string() ? j[key].get<std::string>() : "";
-}
-bool flag_of(const Json& j, const char* key) {
-  return j.is_object() && j.contains(key) && j[key].is_boolean() && j[key].get<bool>();
-}
-
-// The parts of a pre_tokenizer: of a Sequence its members, else itself.
-std::vector<Json> parts_of(const Json& p) {
-  if (text_of(p, "type") != "Sequence") return {p};
-  std::vector<Json> parts;
-  if (p.contains("pretokenizers"))
-    for (const Json& e : p["pretokenizers"]) parts.push_back(e);
-  return parts;
-}
+using model::flag_of;
+using model::parts_of;
+using model::text_of;
 
 // A merge is "a b" or [a, b]; a space inside a part is written as its byte-level stand-in.
 Result<std::string> merge_of(const Json& m, const std::string& what) {
