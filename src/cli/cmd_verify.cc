@@ -3,6 +3,7 @@
 #include "base/json.h"
 #include "cli/command.h"
 #include "tools/verify.h"
+#include "tools/verify_passes.h"
 
 namespace mi::cli {
 namespace {
@@ -11,10 +12,26 @@ struct Flags {
   std::string engine, reference, model, kv_type;
   int threads = 0;
   tools::VerifyLimits limits;
-  bool json = false;
+  bool json = false, passes = false;
 };
 
+Result<int> run_passes(const Flags& f) {
+  if (f.model.empty() || !f.engine.empty() || !f.reference.empty())
+    return fail(ErrorCode::kUsage, "--passes takes --model MIR alone: it builds the engines itself");
+  tools::PassesOptions o;
+  o.model = f.model;
+  o.threads = f.threads;
+  o.kv_type = f.kv_type;
+  MI_TRY(const tools::PassesReport r, tools::verify_passes(o));
+  if (f.json)
+    fmt::print("{}\n", dump_json(tools::passes_json(r), 1));
+  else
+    fmt::print("{}", tools::passes_text(r));
+  return r.ok() ? 0 : 1;
+}
+
 Result<int> run(Flags& f, bool logits_given, bool hidden_given) {
+  if (f.passes) return run_passes(f);
   if (int(!f.engine.empty()) + int(!f.reference.empty()) + int(!f.model.empty()) != 2)
     return fail(ErrorCode::kUsage, "give two of --engine, --model MIR and --reference FILE: they are compared");
   f.limits.given_logits = logits_given;
@@ -63,12 +80,15 @@ Command add_verify(CLI::App& parent) {
   app->add_option("--max-layer-deviation", f->limits.max_layer_deviation,
                   "int8 engines: relative rms difference of a layer's output, and of what it adds alone (default: 0.25 and 0.15, with 4-bit "
                   "weights 0.4)");
+  app->add_flag("--passes", f->passes,
+                "of --model: build it without passes, with one more each time, and with all but one; compare logits, tokens and the first layer that differs");
   app->add_flag("--json", f->json, "print the rows as JSON");
   app->footer(
       "Exit code 0: within limits; 1: not, and the first difference is named.\nExamples:\n"
       "  metainfer verify --engine E --reference golden.safetensors\n"
       "  metainfer verify --engine mini-m3-engine --model mini-m3-mir\n"
-      "  metainfer verify --model mini-m3-mir --reference expected.safetensors");
+      "  metainfer verify --model mini-m3-mir --reference expected.safetensors\n"
+      "  metainfer verify --model mini-m3-w8a8 --passes");
   return {app, [f, logits, hidden]() { return run(*f, logits->count() > 0, hidden->count() > 0); }};
 }
 

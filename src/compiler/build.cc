@@ -13,8 +13,6 @@
 #include "compiler/kv_plan.h"
 #include "compiler/lower.h"
 #include "compiler/memory_plan.h"
-#include "ir/mir_dir.h"
-#include "ir/pipeline.h"
 #include "ir/text.h"
 
 namespace mi::compiler {
@@ -154,6 +152,7 @@ Result<BuildReport> build_engine(const ir::MirDir& mir, const BuildOptions& o) {
   ir::PipelineOptions pipeline;
   pipeline.opt_level = o.opt_level;
   pipeline.disabled = o.disabled_passes;
+  pipeline.list = o.passes;
   MI_TRY(const std::vector<ir::PassRun> passes, ir::run_pipeline(graph, pipeline));
 
   BuildReport r;

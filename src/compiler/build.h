@@ -10,6 +10,7 @@
 #include "base/json.h"
 #include "base/result.h"
 #include "ir/mir_dir.h"
+#include "ir/pipeline.h"
 
 namespace mi::compiler {
 
@@ -19,6 +20,7 @@ struct BuildOptions {
   int opt_level = 2;                         // 0: the graph as it is; 1, 2: fused
   std::string precision;                     // of float matrices: "" as the model has them, "fp32", "bf16"
   std::vector<std::string> disabled_passes;  // by name; unknown names are refused
+  const std::vector<ir::Pass>* passes = nullptr;  // as ir::PipelineOptions::list
   bool force = false;                        // replace an existing engine
   bool scratch = false;                      // an engine for a moment: no progress line, not synced to disk
   bool strict = false;                       // fail when an op is outside the int8 path of a W8A8 model

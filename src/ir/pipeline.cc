@@ -25,8 +25,9 @@ const std::vector<Pass>& passes() {
 }
 
 Result<std::vector<PassRun>> run_pipeline(Graph& g, const PipelineOptions& o) {
+  const std::vector<Pass>& list = o.list ? *o.list : passes();
   std::vector<std::string> names;
-  for (const Pass& p : passes()) names.emplace_back(p.name);
+  for (const Pass& p : list) names.emplace_back(p.name);
   for (const std::string& d : o.disabled) {
     if (std::find(names.begin(), names.end(), d) != names.end()) continue;
     const std::string near = nearest_name(d, names);
@@ -36,7 +37,7 @@ Result<std::vector<PassRun>> run_pipeline(Graph& g, const PipelineOptions& o) {
   if (auto s = verify(g); !s.ok()) return s.error().with_context("the graph is illegal before the first pass");
 
   std::vector<PassRun> runs;
-  for (const Pass& p : passes()) {
+  for (const Pass& p : list) {
     PassRun run;
     run.name = p.name;
     run.nodes_before = run.nodes_after = count_nodes(g);

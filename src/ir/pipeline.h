@@ -30,6 +30,7 @@ struct PassRun {
 struct PipelineOptions {
   int opt_level = 2;
   std::vector<std::string> disabled;                             // unknown names are refused
+  const std::vector<Pass>* list = nullptr;                       // instead of passes(), for tests of what checks them
   std::function<void(const PassRun&, const Graph&)> after_each;  // debug dumps, may be empty
 };
 

@@ -143,7 +143,9 @@ TEST_F(QualityRunTest, TheLayerThatDidItIsNamed) {
     EXPECT_EQ(g.restored[0].first, kDamaged);
     EXPECT_EQ(g.restored[0].second, g.before);  // the damage is all in this layer
     for (const auto& [layer, accuracy] : g.restored)
-      if (layer != kDamaged) EXPECT_EQ(accuracy, g.after) << layer;
+      if (layer != kDamaged) {
+        EXPECT_EQ(accuracy, g.after) << layer;
+      }
     EXPECT_LT(g.known_tokens, 0.5);
   }
   ASSERT_FALSE(lost.empty());

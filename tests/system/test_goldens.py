@@ -33,6 +33,18 @@ def test_float_engine_agrees(name, spelling, tmp_path):
         assert {"output", "logits", "tokens"} | ({"experts", "weights"} if routed else set()) <= kinds
 
 
+# The engine with every pass agrees with transformers (above, below); here those with fewer passes are the same to the bit.
+@pytest.mark.parametrize("name", FIXTURES)
+def test_no_pass_changes_a_bit(name, tmp_path):
+    mir = export(GOLDENS / name, tmp_path / "mir")
+    quantize(mir, tmp_path / "w8a8", "quant: {smooth_quant: {enable: true, alpha: 0.5}}\n")
+    for model in (mir, tmp_path / "w8a8"):
+        report = json.loads(run("verify", "--model", model, "--passes", "--json", "--quiet").stdout)
+        busy = [row for row in report["rows"][1:] if not row["nothing_to_do"]]
+        assert len(busy) >= 6 and report["tokens"] >= 200
+        assert all(row["max_logit_difference"] == 0 and row["same_tokens"] == 1 and not row["first_difference"] for row in busy), report
+
+
 # The weights are random and the logits have an rms of about 3. Where rounding changes no expert choice, the divergence measures
 # rounding, and is judged. Where it does, the divergence measures how different two random experts are: the count is shown, and
 # only nonsense (a wrong scale or layout gives several nats) fails. The trained bundled model is judged in test_mini_m3.py.
