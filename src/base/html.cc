@@ -35,11 +35,12 @@ std::string table(const std::vector<std::vector<std::string>>& rows) {
 
 std::string page(std::string_view title, std::string_view body) {
   return fmt::format(
-      "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"><title>{0}</title>\n"
+      "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"><meta name=\"viewport\" content=\"width=device-width,initial-scale=1\"><title>{0}</title>\n"
       "<style>body{{font:15px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem;color:#222}}"
-      "table{{border-collapse:collapse;margin:.5rem 0 1.5rem}}td,th{{border:1px solid #ccc;padding:.25rem "
+      "table{{border-collapse:collapse;margin:.5rem 0 1.5rem;display:block;overflow-x:auto;max-width:100%}}td,th{{border:1px solid #ccc;padding:.25rem "
       ".6rem;text-align:left}}"
-      "th{{background:#f3f3f3}}pre{{background:#f3f3f3;padding:.6rem;overflow:auto}}svg{{max-width:100%}}svg "
+      "@media print{{body{{max-width:none;margin:0;font-size:12px}}tr,svg{{break-inside:avoid}}table,pre{{overflow:visible;white-space:normal}}}}"
+      "th{{background:#f3f3f3}}pre{{background:#f3f3f3;padding:.6rem;overflow:auto}}svg{{max-width:100%;height:auto}}svg "
       "text{{font:12px system-ui,sans-serif}}</style></head><body>\n<h1>{0}</h1>\n{1}</body></html>\n",
       escape(title), body);
 }

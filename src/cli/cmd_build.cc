@@ -11,7 +11,7 @@ namespace {
 
 struct Flags {
   std::string model, output, target = "cpu", level = "O2", precision;
-  std::vector<std::string> disabled;
+  std::vector<std::string> disabled, allowed;
   int64_t seq = 0, batch = 32;
   bool force = false, strict = false, json = false, list = false;
 };
@@ -31,6 +31,7 @@ Result<int> run(const Flags& f) {
   o.disabled_passes = f.disabled;
   o.force = f.force;
   o.strict = f.strict;
+  o.allowed_fallbacks = f.allowed;
   o.plan_seq_len = f.seq;
   o.plan_batch = f.batch;
   MI_TRY_VOID(tools::check_text(o.model / "tokenizer"));
@@ -60,6 +61,7 @@ Command add_build(CLI::App& parent) {
                   "tokens per sequence in the printed KV plan (default: 4096 or the model's limit)");
   app->add_option("--max-batch-size", f->batch, "sequences in the printed KV plan")->capture_default_str();
   app->add_flag("--strict", f->strict, "fail when an op of an int8 model is outside the int8 path");
+  app->add_option("--allow-fallback", f->allowed, "with --strict: but not for weights of this name (attn.o.weight, \"mlp.*\"); may be repeated");
   app->add_flag("--force", f->force, "replace an existing engine");
   app->add_flag("--list-passes", f->list, "print the passes and stop");
   app->add_flag("--json", f->json, "print the report as JSON");

@@ -17,12 +17,6 @@ struct Flags {
   bool json = false, memory = false, no_probe = false, force = false;
 };
 
-Status write_output(const std::string& path, bool force, const std::string& text) {
-  MI_TRY(OutputFile out, OutputFile::create(path, force));
-  MI_TRY_VOID(out.writer().write(text));
-  return out.commit();
-}
-
 Result<int> run(Flags& f) {
   MI_TRY(f.profile.prefill, parse_numbers(f.prefill, "--prefill"));
   MI_TRY(f.profile.batch, parse_numbers(f.batch, "--batch"));

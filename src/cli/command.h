@@ -48,4 +48,7 @@ struct EngineFlags {
 void add_engine_flags(CLI::App& app, EngineFlags* f, bool sequences = true);
 tools::SessionOptions session_options(const EngineFlags& f);
 
+// A page or table of its own, whole or not at all; force: an existing file may be replaced.
+Status write_output(const std::string& path, bool force, const std::string& text);
+
 }  // namespace mi::cli

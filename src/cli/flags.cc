@@ -43,4 +43,10 @@ tools::SessionOptions session_options(const EngineFlags& f) {
   return o;
 }
 
+Status write_output(const std::string& path, bool force, const std::string& text) {
+  MI_TRY(OutputFile out, OutputFile::create(path, force));
+  MI_TRY_VOID(out.writer().write(text));
+  return out.commit();
+}
+
 }  // namespace mi::cli

@@ -1,5 +1,7 @@
 #include "compiler/build.h"
 
+#include <fnmatch.h>
+
 #include <algorithm>
 #include <chrono>
 #include <optional>
@@ -25,6 +27,8 @@ Status check_options(const BuildOptions& o) {
                 fmt::join(known, ", "));
   if (o.opt_level < 0 || o.opt_level > 2)
     return fail(ErrorCode::kUsage, "--opt-level {}: expected O0, O1 or O2", o.opt_level);
+  if (!o.strict && !o.allowed_fallbacks.empty())
+    return fail(ErrorCode::kUsage, "--allow-fallback makes exceptions of --strict, which is not given");
   if (o.plan_seq_len < 0 || o.plan_batch < 1)
     return fail(ErrorCode::kUsage, "the planned sequence length and batch have to be positive");
   MI_TRY_VOID([&]() -> Status {
@@ -106,7 +110,23 @@ std::map<std::string, std::string> options_of(const BuildOptions& o) {
           {"disabled_passes", fmt::format("{}", fmt::join(o.disabled_passes, ","))}};
 }
 
-Status refuse_fallbacks(const std::vector<artifact::Fallback>& fallbacks) {
+// Weights of fallbacks are behind "layers 0-2: ", or stand alone in prologue and epilogue.
+Status check_strict(const std::vector<artifact::Fallback>& found, const std::vector<std::string>& allowed) {
+  std::vector<artifact::Fallback> fallbacks;
+  std::vector<bool> used(allowed.size());
+  for (const artifact::Fallback& f : found) {
+    const size_t colon = f.where.find(": ");
+    const std::string name = colon == std::string::npos ? f.where : f.where.substr(colon + 2);
+    bool ok = false;
+    for (size_t i = 0; i < allowed.size(); ++i)
+      if (fnmatch(allowed[i].c_str(), name.c_str(), 0) == 0) ok = used[i] = true;
+    if (!ok) fallbacks.push_back(f);
+  }
+  for (size_t i = 0; i < allowed.size(); ++i)
+    if (!used[i])
+      return fail(ErrorCode::kUsage, "--allow-fallback {}: no fallback of this model has such a name{}", allowed[i],
+                  found.empty() ? "; it has none" : "; without --strict they are listed");
+  if (fallbacks.empty()) return {};
   std::string list;
   for (const auto& f : fallbacks) list += fmt::format("\n  {}: {}; {}; {}", f.where, f.what, f.why, f.fix);
   return fail(ErrorCode::kCheckFailed, "--strict: {} operations are outside the int8 path:{}", fallbacks.size(), list);
@@ -153,16 +173,27 @@ Result<BuildReport> build_engine(const ir::MirDir& mir, const BuildOptions& o) {
   pipeline.opt_level = o.opt_level;
   pipeline.disabled = o.disabled_passes;
   pipeline.list = o.passes;
+  BuildReport r;
+  const auto count_calls = [&](const ir::Graph& g) {
+    const auto p = lower(g, precision);  // an error is told below, of the whole
+    r.kernel_calls.push_back(p.ok() ? int64_t(p->instrs.size()) : 0);
+  };
+  count_calls(graph);
+  pipeline.after_each = [&](const ir::PassRun& run, const ir::Graph& g) {
+    if (run.changed)
+      count_calls(g);
+    else
+      r.kernel_calls.push_back(r.kernel_calls.back());
+  };
   MI_TRY(const std::vector<ir::PassRun> passes, ir::run_pipeline(graph, pipeline));
 
-  BuildReport r;
   artifact::Manifest& m = r.manifest;
   m.tool_version = version();
   m.options = options_of(o);
   for (const ir::PassRun& p : passes)
     m.passes.push_back({p.name, p.skipped, p.changed, p.seconds, p.nodes_before, p.nodes_after});
   m.fallbacks = find_fallbacks(graph);
-  if (o.strict && !m.fallbacks.empty()) return refuse_fallbacks(m.fallbacks).error();
+  if (o.strict) MI_TRY_VOID(check_strict(m.fallbacks, o.allowed_fallbacks));
 
   Program program;
   if (auto lowered = lower(graph, precision); lowered.ok())
@@ -199,7 +230,7 @@ Result<BuildReport> build_engine(const ir::MirDir& mir, const BuildOptions& o) {
   MI_TRY_VOID(write_file(out.path() / "graph.mir", ir::print(graph)));
   MI_TRY_VOID(ir::copy_tokenizer(mir.dir, out.path()));
   r.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-  MI_TRY_VOID(write_file(out.path() / "report.html", report_html(r)));
+  MI_TRY_VOID(write_file(out.path() / "report.html", report_html(r, graph)));
   const Keep keep = o.scratch ? Keep::kScratch : Keep::kSafe;
   MI_TRY_VOID(writer.finish(m, keep));
   r.engine_bytes = directory_bytes(out.path());

@@ -24,6 +24,7 @@ struct BuildOptions {
   bool force = false;                        // replace an existing engine
   bool scratch = false;                      // an engine for a moment: no progress line, not synced to disk
   bool strict = false;                       // fail when an op is outside the int8 path of a W8A8 model
+  std::vector<std::string> allowed_fallbacks;  // strict: but for these; a weight's name in its layer, * and ? stand for others
   // The KV plan that is printed: tokens per sequence (0: 4096, or what the model allows if that is less) and sequences.
   int64_t plan_seq_len = 0;
   int64_t plan_batch = 32;
@@ -31,6 +32,7 @@ struct BuildOptions {
 
 struct BuildReport {
   artifact::Manifest manifest;
+  std::vector<int64_t> kernel_calls;  // of one step: without passes, then after each of manifest.passes
   int64_t source_bytes = 0;  // of the model's weights
   int64_t engine_bytes = 0;  // of the whole directory
   int64_t unshared_activation_bytes = 0,
@@ -52,6 +54,6 @@ const std::vector<std::string>& targets();
 std::string report_text(const BuildReport& r);
 Json report_json(const BuildReport& r);
 // A page on its own, no scripts and nothing loaded: written as report.html into the engine.
-std::string report_html(const BuildReport& r);
+std::string report_html(const BuildReport& r, const ir::Graph& after_passes);
 
 }  // namespace mi::compiler

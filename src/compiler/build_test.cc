@@ -325,8 +325,30 @@ TEST_F(Build, StrictNamesEachFallback) {
   ASSERT_TRUE(r.ok()) << r.error().message();
   EXPECT_EQ(r->manifest.fallbacks.size(), size_t(1));
   EXPECT_NE(report_text(*r).find("attn.o.weight"), std::string::npos);
-  EXPECT_NE(report_html(*r).find("attn.o.weight"), std::string::npos);
+  const std::string page = read_file(o.output / "report.html").value();
+  EXPECT_NE(page.find("layers 0: attn.o.weight"), std::string::npos);
+  EXPECT_NE(page.find("<summary>moe: layers 1-2"), std::string::npos);
   EXPECT_EQ(report_json(*r)["fallbacks"].size(), size_t(1));
+
+  o.force = true;
+  o.allowed_fallbacks = {"attn.o.*"};
+  failed(build_engine(o), ErrorCode::kUsage, "--strict, which is not given");
+  o.strict = true;
+  EXPECT_TRUE(build_engine(o).ok());
+  o.allowed_fallbacks = {"attn.o.*", "mlp.*"};
+  failed(build_engine(o), ErrorCode::kUsage, "--allow-fallback mlp.*: no fallback");
+  o.allowed_fallbacks = {"attn.o"};
+  failed(build_engine(o), ErrorCode::kUsage, "--allow-fallback attn.o: no fallback");
+}
+
+TEST_F(Build, KernelCallsFollowThePasses) {
+  const auto r = build_engine(options("w8a8"));
+  ASSERT_TRUE(r.ok()) << r.error().message();
+  ASSERT_EQ(r->kernel_calls.size(), r->manifest.passes.size() + 1);
+  EXPECT_EQ(r->kernel_calls.back(), int64_t(r->manifest.program.size()));
+  EXPECT_LT(r->kernel_calls.back(), r->kernel_calls.front());
+  for (size_t i = 0; i < r->manifest.passes.size(); ++i)
+    EXPECT_LE(r->kernel_calls[i + 1], r->kernel_calls[i]) << r->manifest.passes[i].name;
 }
 
 TEST_F(Build, KilledAtAnyMomentLeavesNoEngine) {

@@ -4,6 +4,8 @@
 
 #include <algorithm>
 
+#include "base/util.h"
+
 namespace mi::compiler {
 namespace {
 
@@ -14,6 +16,15 @@ bool is_quantized_model(const ir::Graph& g) {
 
 bool float_by_design(ir::Mark m) {
   return m == ir::Mark::kRouter || m == ir::Mark::kHead || m == ir::Mark::kIndex || m == ir::Mark::kSharedGate;
+}
+
+// The share of an expert stack that one token reads.
+double share_read(const ir::Block& b, const ir::Node& n) {
+  if (n.op != Op::kExpertLinear && n.op != Op::kGroupedExperts) return 1;
+  for (const ir::Node& r : b.nodes)
+    if (const auto* p = std::get_if<RouteParams>(&r.params); p && !r.out.empty() && r.out[0] == n.in[1])
+      return double(p->k) / double(p->experts);
+  return 1;
 }
 
 bool multiplies(Op op, Role role) {
@@ -32,7 +43,10 @@ void find_in(const ir::Block& b, std::vector<artifact::Fallback>* out) {
         seen[size_t(w)] = true;
         artifact::Fallback f;
         f.where = b.layers.empty() ? d.name : fmt::format("layers {}: {}", layers_text(b.layers), d.name);
-        f.what = fmt::format("{} product in float instead of int8", op_name(n.op));
+        const double numbers = double(shape_count(d.shape).value_or(0)) * share_read(b, n);
+        f.what = fmt::format("{} product in float instead of int8; a token reads {} of weights instead of {}{}",
+                             op_name(n.op), human_bytes(numbers * double(dtype_bytes(d.dtype))), human_bytes(numbers),
+                             b.layers.size() > 1 ? " in each of these layers" : "");
         f.why = fmt::format("the matrix {} is stored as {} while the model is quantized", shape_text(d.shape),
                             dtype_name(d.dtype));
         f.fix = "quantize it: take it out of sensitive_layers, or choose a checkpoint that has it in int8";

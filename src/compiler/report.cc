@@ -3,6 +3,7 @@
 #include "base/html.h"
 #include "base/util.h"
 #include "compiler/build.h"
+#include "compiler/graph_view.h"
 #include "compiler/kv_plan.h"
 
 namespace mi::compiler {
@@ -22,10 +23,12 @@ std::string model_line(const artifact::ModelFacts& f) {
                      count_text(f.total_params), count_text(f.active_params), f.precision);
 }
 
-std::string pass_note(const artifact::PassReport& p) {
+std::string pass_note(const BuildReport& r, size_t i) {
+  const artifact::PassReport& p = r.manifest.passes[i];
   if (p.skipped) return "skipped";
   if (!p.changed) return "nothing to do";
-  return fmt::format("{} -> {} nodes", p.nodes_before, p.nodes_after);
+  return fmt::format("{} -> {} ops, {} -> {} kernel calls, {}", p.nodes_before, p.nodes_after, r.kernel_calls[i],
+                     r.kernel_calls[i + 1], human_seconds(p.seconds));
 }
 
 // Bars of the arena: time (instructions) to the right, bytes per token downwards. Buffers of the prologue and the first
@@ -65,11 +68,11 @@ std::string report_text(const BuildReport& r) {
   out += fmt::format("activations   {} per token in one arena ({} without sharing), {} buffers\n",
                      human_bytes(double(m.memory.activation_bytes_per_token)),
                      human_bytes(double(r.unshared_activation_bytes)), m.buffers.size());
-  out += fmt::format("program       {} instructions\n", m.program.size());
+  out += fmt::format("program       {} kernel calls per step, {} without passes\n", m.program.size(), r.kernel_calls.front());
   out += fmt::format("KV cache, {} sequences of {} tokens:\n{}", r.plan_batch, r.plan_seq_len,
                      kv_plan_text(m.caches, r.plan_seq_len, r.plan_batch));
   out += "passes:\n";
-  for (const auto& p : m.passes) out += fmt::format("  {:<24} {}\n", p.name, pass_note(p));
+  for (size_t i = 0; i < m.passes.size(); ++i) out += fmt::format("  {:<24} {}\n", m.passes[i].name, pass_note(r, i));
   if (m.fallbacks.empty()) {
     if (m.model.precision == "w8a8" || m.model.precision == "w4a8") out += "fallbacks     none\n";
   } else {
@@ -104,13 +107,17 @@ Json report_json(const BuildReport& r) {
       {"int8_bytes", stored_kv_bytes_per_token(m.caches, kernels::KvKind::kI8) * r.plan_seq_len * r.plan_batch}};
   j["instructions"] = m.program.size();
   j["passes"] = Json::array();
-  for (const auto& p : m.passes)
+  for (size_t i = 0; i < m.passes.size(); ++i) {
+    const artifact::PassReport& p = m.passes[i];
     j["passes"].push_back({{"name", p.name},
                            {"skipped", p.skipped},
                            {"changed", p.changed},
                            {"seconds", p.seconds},
                            {"nodes_before", p.nodes_before},
-                           {"nodes_after", p.nodes_after}});
+                           {"nodes_after", p.nodes_after},
+                           {"kernel_calls_before", r.kernel_calls[i]},
+                           {"kernel_calls_after", r.kernel_calls[i + 1]}});
+  }
   j["fallbacks"] = Json::array();
   for (const auto& f : m.fallbacks)
     j["fallbacks"].push_back({{"where", f.where}, {"what", f.what}, {"why", f.why}, {"fix", f.fix}});
@@ -118,7 +125,7 @@ Json report_json(const BuildReport& r) {
   return j;
 }
 
-std::string report_html(const BuildReport& r) {
+std::string report_html(const BuildReport& r, const ir::Graph& after_passes) {
   const artifact::Manifest& m = r.manifest;
   std::string out = fmt::format("<p>{}</p>\n", escape(model_line(m.model)));
   out += "<h2>Sizes</h2><table>\n" + row({"what", "size"}, "th");
@@ -132,9 +139,13 @@ std::string report_html(const BuildReport& r) {
          escape(fmt::format("{} sequences of {} tokens\n{}", r.plan_batch, r.plan_seq_len,
                             kv_plan_text(m.caches, r.plan_seq_len, r.plan_batch))) +
          "</pre>\n";
-  out += "<h2>Passes</h2><table>\n" + row({"pass", "result", "nodes before", "nodes after"}, "th");
-  for (const auto& p : m.passes)
-    out += row({p.name, pass_note(p), fmt::format("{}", p.nodes_before), fmt::format("{}", p.nodes_after)});
+  out += "<h2>Passes</h2><table>\n" + row({"pass", "ops before", "ops after", "kernel calls before", "kernel calls after", ""}, "th");
+  for (size_t i = 0; i < m.passes.size(); ++i) {
+    const artifact::PassReport& p = m.passes[i];
+    out += row({p.name, fmt::format("{}", p.nodes_before), fmt::format("{}", p.nodes_after),
+                fmt::format("{}", r.kernel_calls[i]), fmt::format("{}", r.kernel_calls[i + 1]),
+                p.skipped ? "skipped" : p.changed ? "" : "nothing to do"});
+  }
   out +=
       "</table>\n<h2>Memory plan</h2>\n<p>Each bar is a buffer: left to right its lifetime in instructions, top to "
       "bottom its place in the arena. The first layers; the others repeat.</p>\n" +
@@ -147,6 +158,7 @@ std::string report_html(const BuildReport& r) {
     for (const auto& f : m.fallbacks) out += row({f.where, f.what, f.why, f.fix});
     out += "</table>\n";
   }
+  out += "<h2>Graph after the passes</h2>\n" + graph_html(after_passes);
   out += "<h2>Options</h2><table>\n" + row({"option", "value"}, "th");
   for (const auto& [k, v] : m.options) out += row({k, v});
   return html::page(m.model.name + ": engine report", out + "</table>\n");

@@ -429,6 +429,7 @@ Result<ExportReport> export_model(const ExportOptions& o) {
     MI_TRY_VOID(writer.finish(p.graph, provenance(o, p, r, std::move(files))));
     MI_TRY_VOID(out.commit());
   }
+  r.graph = std::move(p.graph);
   r.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   return r;
 }

@@ -40,7 +40,8 @@ struct Dequantized {
 };
 
 struct ExportReport {
-  ir::ModelInfo info;
+  ir::Graph graph;
+  ir::ModelInfo info;  // the graph's
   std::string family;
   int64_t source_tensors = 0;  // in the checkpoint
   int64_t used_tensors = 0;
