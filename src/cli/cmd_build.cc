@@ -5,6 +5,7 @@
 #include "compiler/build.h"
 #include "ir/pipeline.h"
 #include "tools/check_text.h"
+#include "tools/verify_passes.h"
 
 namespace mi::cli {
 namespace {
@@ -13,7 +14,7 @@ struct Flags {
   std::string model, output, target = "cpu", level = "O2", precision;
   std::vector<std::string> disabled, allowed;
   int64_t seq = 0, batch = 32;
-  bool force = false, strict = false, json = false, list = false;
+  bool verify = false, force = false, strict = false, json = false, list = false;
 };
 
 Result<int> run(const Flags& f) {
@@ -35,6 +36,17 @@ Result<int> run(const Flags& f) {
   o.plan_seq_len = f.seq;
   o.plan_batch = f.batch;
   MI_TRY_VOID(tools::check_text(o.model / "tokenizer"));
+  if (f.verify) {
+    tools::PassesOptions p;
+    p.model = f.model;
+    p.precision = f.precision;
+    MI_TRY(const tools::PassesReport checked, tools::verify_passes(p));
+    if (!checked.ok()) {
+      fmt::print("{}", tools::passes_text(checked));
+      return 1;
+    }
+    o.appendix = tools::passes_html(checked);
+  }
   MI_TRY(const compiler::BuildReport r, compiler::build_engine(o));
   if (f.json)
     fmt::print("{}\n", dump_json(compiler::report_json(r), 1));
@@ -62,6 +74,7 @@ Command add_build(CLI::App& parent) {
   app->add_option("--max-batch-size", f->batch, "sequences in the printed KV plan")->capture_default_str();
   app->add_flag("--strict", f->strict, "fail when an op of an int8 model is outside the int8 path");
   app->add_option("--allow-fallback", f->allowed, "with --strict: but not for weights of this name (attn.o.weight, \"mlp.*\"); may be repeated");
+  app->add_flag("--verify-passes", f->verify, "first check that no pass changes what the model says (verify --passes); the table goes into report.html");
   app->add_flag("--force", f->force, "replace an existing engine");
   app->add_flag("--list-passes", f->list, "print the passes and stop");
   app->add_flag("--json", f->json, "print the report as JSON");

@@ -230,7 +230,7 @@ Result<BuildReport> build_engine(const ir::MirDir& mir, const BuildOptions& o) {
   MI_TRY_VOID(write_file(out.path() / "graph.mir", ir::print(graph)));
   MI_TRY_VOID(ir::copy_tokenizer(mir.dir, out.path()));
   r.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-  MI_TRY_VOID(write_file(out.path() / "report.html", report_html(r, graph)));
+  MI_TRY_VOID(write_file(out.path() / "report.html", report_html(r, graph, o.appendix)));
   const Keep keep = o.scratch ? Keep::kScratch : Keep::kSafe;
   MI_TRY_VOID(writer.finish(m, keep));
   r.engine_bytes = directory_bytes(out.path());

@@ -22,6 +22,7 @@ struct BuildOptions {
   std::vector<std::string> disabled_passes;  // by name; unknown names are refused
   const std::vector<ir::Pass>* passes = nullptr;  // as ir::PipelineOptions::list
   bool force = false;                        // replace an existing engine
+  std::string appendix;                      // HTML that ends report.html: what others found out about this model
   bool scratch = false;                      // an engine for a moment: no progress line, not synced to disk
   bool strict = false;                       // fail when an op is outside the int8 path of a W8A8 model
   std::vector<std::string> allowed_fallbacks;  // strict: but for these; a weight's name in its layer, * and ? stand for others
@@ -54,6 +55,6 @@ const std::vector<std::string>& targets();
 std::string report_text(const BuildReport& r);
 Json report_json(const BuildReport& r);
 // A page on its own, no scripts and nothing loaded: written as report.html into the engine.
-std::string report_html(const BuildReport& r, const ir::Graph& after_passes);
+std::string report_html(const BuildReport& r, const ir::Graph& after_passes, const std::string& appendix = {});
 
 }  // namespace mi::compiler

@@ -125,7 +125,7 @@ Json report_json(const BuildReport& r) {
   return j;
 }
 
-std::string report_html(const BuildReport& r, const ir::Graph& after_passes) {
+std::string report_html(const BuildReport& r, const ir::Graph& after_passes, const std::string& appendix) {
   const artifact::Manifest& m = r.manifest;
   std::string out = fmt::format("<p>{}</p>\n", escape(model_line(m.model)));
   out += "<h2>Sizes</h2><table>\n" + row({"what", "size"}, "th");
@@ -161,7 +161,7 @@ std::string report_html(const BuildReport& r, const ir::Graph& after_passes) {
   out += "<h2>Graph after the passes</h2>\n" + graph_html(after_passes);
   out += "<h2>Options</h2><table>\n" + row({"option", "value"}, "th");
   for (const auto& [k, v] : m.options) out += row({k, v});
-  return html::page(m.model.name + ": engine report", out + "</table>\n");
+  return html::page(m.model.name + ": engine report", out + "</table>\n" + appendix);
 }
 
 }  // namespace mi::compiler

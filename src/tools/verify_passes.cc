@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "base/html.h"
 #include "base/util.h"
 #include "compiler/build.h"
 #include "exec/engine.h"
@@ -191,6 +192,19 @@ std::string passes_text(const PassesReport& r) {
   return s + (r.ok() ? "verified: no pass changes what the model says\n"
                      : fmt::format("NOT verified: pass {} changes what the model says; --disable-pass {} goes around it\n",
                                    r.culprit, r.culprit));
+}
+
+std::string passes_html(const PassesReport& r) {
+  std::vector<std::vector<std::string>> rows{{"passes", "ops", "kernel calls", "same tokens", "logits differ by", "first difference"}};
+  for (const PassCheck& c : r.rows) {
+    const bool compared = !c.idle && &c != &r.rows.front();
+    rows.push_back({c.what, fmt::format("{}", c.nodes), fmt::format("{}", c.instructions),
+                    c.idle ? "nothing to do" : compared ? fmt::format("{:.2f} %", 100 * c.same_tokens) : "",
+                    compared ? fmt::format("{:.3g}", c.max_logit_difference) : "",
+                    !compared ? "" : c.where.empty() ? "none" : c.where});
+  }
+  return fmt::format("<h2>Equivalence</h2>\n<p>{} tokens of {}; each line beside the one before it, \"all but\" beside all passes.</p>\n{}",
+                     r.tokens, html::escape(r.texts), html::table(rows));
 }
 
 Json passes_json(const PassesReport& r) {

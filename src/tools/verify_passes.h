@@ -53,5 +53,7 @@ Result<PassesReport> verify_passes(const PassesOptions& o);
 
 std::string passes_text(const PassesReport& r);
 Json passes_json(const PassesReport& r);
+// A heading and a table, for the engine's report.
+std::string passes_html(const PassesReport& r);
 
 }  // namespace mi::tools

@@ -36,6 +36,13 @@ def test_a_page_with_foldable_layers(mini_int8, tmp_path):
     run("inspect", mini_int8, "--html", tmp_path / "page.html", "--force")
 
 
+def test_the_report_of_a_build_with_verified_passes(mini_w8a8, tmp_path):
+    build(mini_w8a8, tmp_path / "engine", "--verify-passes")
+    page = (tmp_path / "engine" / "report.html").read_text()
+    rows = re.findall(r"<tr><td>((?:all but )?\w+)</td><td>\d+</td><td>\d+</td><td>100.00 %</td><td>0</td><td>none</td></tr>", page)
+    assert len(rows) >= 8 and "all but group_experts" in rows
+
+
 def test_the_graph_for_graphviz(mini_int8):
     dot = run("inspect", mini_int8, "--dot").stdout
     assert dot.startswith("digraph ") and dot.count("{") == dot.count("}") and "grouped_experts" in dot
