@@ -12,9 +12,11 @@ namespace mi::runtime {
 
 class QueueRate {
  public:
-  // batch: sequences that run at once. Answers of equal length start and end together, so less than a batch tells nothing.
+  // batch: sequences that run at once.
   explicit QueueRate(int64_t batch = 1)
-      : memory_(double(std::max<int64_t>(2 * batch, 16))), least_(double(std::clamp<int64_t>(batch, 1, 8))) {}
+      : batch_(double(batch)),
+        memory_(double(std::max<int64_t>(4 * batch, 32))),
+        least_(double(std::clamp<int64_t>(batch, 1, 8))) {}
 
   // A step begins: `started` sequences left the queue for it, `left` wait on.
   void step(int64_t started, int64_t left, double now) {
@@ -23,6 +25,7 @@ class QueueRate {
     if (queued_) {
       seconds_ += seconds;
       starts_ += double(started);
+      if (started > 0) seconds_to_last_ = seconds_;
       if (starts_ > memory_) scale(memory_ / starts_);
     } else {
       scale(std::exp(-seconds / kForget));  // what is asked now may be of another kind
@@ -30,17 +33,22 @@ class QueueRate {
     queued_ = left > 0;
   }
 
-  // Mean time between two starts while others wait; 0: not known.
-  double seconds_per_start() const { return starts_ >= least_ ? seconds_ / starts_ : 0; }
+  // Mean time between two starts while others wait; 0: not known. Answers of equal length end together, so the time since
+  // the last start may belong to a whole batch of them; only beyond that does it mean that the queue stands.
+  double seconds_per_start() const {
+    return starts_ >= least_ ? std::max(seconds_to_last_ / starts_, seconds_ / (starts_ + batch_)) : 0;
+  }
 
  private:
   static constexpr double kForget = 60;  // seconds without a queue
   void scale(double by) {
     starts_ *= by;
     seconds_ *= by;
+    seconds_to_last_ *= by;
   }
-  double memory_, least_;           // starts
+  double batch_, memory_, least_;    // starts
   double starts_ = 0, seconds_ = 0;  // while others waited, older ones counting less
+  double seconds_to_last_ = 0;       // seconds_ when the last one started
   double last_ = 0;
   bool queued_ = false;
 };

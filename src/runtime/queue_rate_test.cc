@@ -2,7 +2,9 @@
 
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <deque>
+#include <functional>
 #include <vector>
 
 #include "base/util.h"
@@ -68,7 +70,7 @@ TEST(QueueRate, ForetellsTheWaitOfEachRequest) {
     for (const auto& w : s.waited) {
       if (w.at < 5) continue;
       ++told;
-      EXPECT_NEAR(w.expected, w.waited, 1.0 + 0.2 * w.waited) << spread << " at " << w.at;
+      EXPECT_NEAR(w.expected, w.waited, 1.0 + (0.1 + spread / 8) * w.waited) << spread << " at " << w.at;
     }
     EXPECT_GT(told, 300);
   }
@@ -119,7 +121,7 @@ TEST(QueueRate, AnswersThatStartAndEndTogether) {
   for (int round = 0; round < 10; ++round) {
     r.step(32, 100, now);
     for (int i = 0; i < 100; ++i) r.step(0, 100, now += 0.1);
-    if (round > 0) EXPECT_NEAR(r.seconds_per_start(), 10.0 / 32, 0.17) << round;
+    if (round > 0) EXPECT_NEAR(r.seconds_per_start(), 10.0 / 32, 1e-6) << round;
   }
 }
 
@@ -129,7 +131,7 @@ TEST(QueueRate, AQueueThatStandsStillGetsLonger) {
   for (int i = 0; i < 50; ++i) r.step(1, 9, now += 1);
   EXPECT_NEAR(r.seconds_per_start(), 1, 0.1);
   for (int i = 0; i < 100; ++i) r.step(0, 9, now += 1);
-  EXPECT_GT(r.seconds_per_start(), 5);
+  EXPECT_GT(r.seconds_per_start(), 3);
 }
 
 TEST(QueueRate, ForgetsWhatWasWhenNobodyWaitsForLong) {
