@@ -28,7 +28,7 @@ struct Flags {
   std::string host = "127.0.0.1", model, key_file, tls_cert, tls_key, access_log;
   int port = 8000;
   int64_t step = 512;
-  runtime::LoopOptions loop{.max_waiting = 1024};
+  runtime::LoopOptions loop{.max_waiting = 1024, .max_queue_seconds = 30};
   double step_ms = 100, timeout = 0, kv_fraction = 0.6;
   int64_t kv_tokens = 0, kv_floor = 512, kv_growth = 1024;
   bool no_prefix_cache = false;
@@ -245,6 +245,10 @@ Command add_serve(CLI::App& parent) {
       ->capture_default_str();
   app->add_option("--max-waiting", f->loop.max_waiting, "accepted requests that may wait; more get 429")
       ->check(CLI::Range(1, 1 << 20))
+      ->capture_default_str();
+  app->add_option("--max-queue-seconds", f->loop.max_queue_seconds,
+                  "a request that would wait longer for its first step gets 429, with the time to come back in; 0: no limit")
+      ->check(CLI::Range(0.0, 86400.0))
       ->capture_default_str();
   app->add_option("--kv-tokens", f->kv_tokens,
                   "tokens that the KV cache has room for (default: max-batch-size sequences of max-seq-len, as far as "

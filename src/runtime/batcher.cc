@@ -69,6 +69,7 @@ Batcher::Batcher(Stepper& stepper, std::shared_ptr<const text::Tokenizer> tokeni
                   options_.kv_growth_tokens},
                  stepper.kv_pages(), [&stepper](std::span<const int32_t> pages) { stepper.freed(pages); }) {
   pace_ = Pace(options_.step_seconds);
+  queue_rate_ = QueueRate(options_.max_batch_size);
   refresh_gauges();
 }
 
@@ -147,9 +148,11 @@ bool Batcher::step() {
     return false;
   }
   exec::Batch batch;
+  int64_t started = 0;
   for (const Work& w : plan.work) {
     Live& live = static_cast<Live&>(*w.seq);
     if (live.started < 0) {
+      ++started;
       live.started = begin;
       stats_.queue.add(begin - live.arrival);
       stats_.prompt_tokens += uint64_t(w.seq->prompt_len);
@@ -166,6 +169,8 @@ bool Batcher::step() {
     stats_.draft_tokens += uint64_t(w.drafts);
   }
   stats_.preemptions += uint64_t(plan.preempted);
+  queue_rate_.step(started, scheduler_.waiting(), begin);
+  stats_.seconds_per_start = queue_rate_.seconds_per_start();
 
   const auto pools = [](const Work& w) { return static_cast<Live&>(*w.seq).request.pooling != Pooling::kNone; };
   const bool any_pools = std::any_of(plan.work.begin(), plan.work.end(), pools);
@@ -173,6 +178,10 @@ bool Batcher::step() {
   const double model_begin = clock_();
   std::span<const float> logits = any_pools ? stepper_.run_hidden(batch, &hidden) : stepper_.run(batch);
   const double model_end = clock_();
+  if (plan.decodes == int64_t(plan.work.size()) && model_ended_ >= 0) {
+    stats_.decode_step.add(model_end - model_begin);
+    stats_.step_gap.add(model_begin - model_ended_);
+  }
   if (any_pools) pool_rows(plan, hidden);
 
   std::vector<RowJob> jobs;
@@ -187,6 +196,7 @@ bool Batcher::step() {
   ++stats_.steps;
   stats_.step_seconds += model_end - model_begin;
   stats_.host_seconds += (model_begin - begin) + (clock_() - model_end);
+  model_ended_ = idle() ? -1 : model_end;
   refresh_gauges();
   return true;
 }

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <string>
 #include <unordered_map>
@@ -14,6 +15,7 @@
 #include "runtime/draft.h"
 #include "runtime/output_text.h"
 #include "runtime/pace.h"
+#include "runtime/queue_rate.h"
 #include "runtime/sampler.h"
 #include "runtime/scheduler.h"
 
@@ -42,6 +44,8 @@ class Batcher {
 
   // The fields that this class knows: all but draining, refused, accepted and seconds_since_progress.
   const Stats& stats() const { return stats_; }
+  // How many wait, by priority.
+  std::map<int64_t, int64_t> queue() const { return scheduler_.waiting_by_priority(); }
   void check_invariants() const { scheduler_.check_invariants(); }
 
  private:
@@ -66,6 +70,8 @@ class Batcher {
   Limits limits_;
   Scheduler scheduler_;
   Pace pace_;
+  QueueRate queue_rate_;
+  double model_ended_ = -1;  // when the step before left the model, if answers went on after it
   std::unordered_map<uint64_t, std::unique_ptr<Live>> live_;
   std::vector<std::pair<std::unique_ptr<Live>, FinishEvent>> ended_;
   Stats stats_;

@@ -76,6 +76,47 @@ TEST(Batcher, OneRequestToItsLimit) {
   EXPECT_GT(f.total_seconds, f.ttft_seconds);
 }
 
+TEST(Batcher, StepsThatOnlyContinueAnswersAreTimedWithWhatLiesBeforeThem) {
+  Bench b;
+  b.add(request(1, 10, 7));
+  b.run();
+  const auto expect = [&](uint64_t steps) {
+    const Stats& s = b.batcher.stats();
+    EXPECT_EQ(s.decode_step.count, steps);
+    EXPECT_EQ(s.step_gap.count, steps);
+    EXPECT_NEAR(s.decode_step.sum, 0.001 * double(steps), 1e-9) << "the clock is read before and behind the model";
+    EXPECT_GT(s.step_gap.sum, 0.001 * double(steps));
+  };
+  expect(6);  // the first token comes with the prompt
+  b.now += 1000;
+  b.add(request(2, 10, 3));
+  b.run();
+  expect(8);
+  EXPECT_LT(b.batcher.stats().step_gap.sum, 1) << "the time without work is no gap";
+  b.add(request(3, 10, 2));
+  b.step();
+  b.add(request(4, 10, 1));
+  b.run();
+  expect(8);  // a step with a prompt in it is another thing
+}
+
+TEST(Batcher, HowQuicklyTheQueueMoves) {
+  Bench b({}, {.max_batch_size = 1});
+  for (uint64_t i = 0; i < 4; ++i) b.add(request(i, 10, 5));
+  EXPECT_EQ(b.batcher.queue(), (std::map<int64_t, int64_t>{{0, 4}}));
+  b.step();
+  EXPECT_EQ(b.batcher.stats().seconds_per_start, 0) << "not known yet";
+  const double begin = b.now;
+  while (b.batcher.queue()[0] > 2) b.step();
+  EXPECT_NEAR(b.batcher.stats().seconds_per_start, b.now - begin, 0.02);
+  Request urgent = request(9, 10, 5);
+  urgent.priority = -3;
+  b.add(std::move(urgent));
+  EXPECT_EQ(b.batcher.queue(), (std::map<int64_t, int64_t>{{-3, 1}, {0, 2}}));
+  b.run();
+  EXPECT_TRUE(b.batcher.queue().empty());
+}
+
 Request embedding(uint64_t seed, int64_t prompt, Pooling pooling) {
   Request r = request(seed, prompt, 0);
   r.pooling = pooling;

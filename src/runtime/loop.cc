@@ -1,6 +1,9 @@
 #include "runtime/loop.h"
 
+#include <algorithm>
+#include <cmath>
 #include <condition_variable>
+#include <map>
 #include <mutex>
 #include <random>
 #include <thread>
@@ -27,7 +30,8 @@ struct EngineLoop::Impl {
         has_text(t != nullptr),
         options(fit_options(std::move(o), *stepper)),
         batcher(*stepper, std::move(t), options, random_seed(), steady_seconds),
-        published(batcher.stats()) {}
+        published(batcher.stats()),
+        free_places(options.max_batch_size) {}
 
   struct Arrived {
     uint64_t id;
@@ -54,12 +58,15 @@ struct EngineLoop::Impl {
   uint64_t accepted = 0;
   std::array<uint64_t, 5> refused{};
   Stats published;
+  std::map<int64_t, int64_t> queue;  // how many wait, by priority
+  int64_t free_places = 0;           // in the batch, for the first of them
   double progress_at = steady_seconds();
   std::thread thread;
 
   void run();
   void publish();
   Admission check(const Request& r) const;
+  double expected_wait(int64_t priority) const;
 };
 
 Admission EngineLoop::Impl::check(const Request& r) const {
@@ -72,11 +79,20 @@ Admission EngineLoop::Impl::check(const Request& r) const {
   return a;
 }
 
+// Under mu. Until the first step of a request that comes now; 0 if there is a place for it, or nothing is known.
+double EngineLoop::Impl::expected_wait(int64_t priority) const {
+  return double(starts_until(queue, priority, free_places)) * published.seconds_per_start;
+}
+
 // The numbers first, then the last events, then whoever waits for the end.
 void EngineLoop::Impl::publish() {
   {
     std::lock_guard lock(mu);
     published = batcher.stats();
+    queue = batcher.queue();
+    // Where some wait although there are places, it is not places that they wait for.
+    free_places = queue.empty() ? options.max_batch_size - published.running : 0;
+    for (const Arrived& a : arrived) ++queue[a.request.priority];
     progress_at = steady_seconds();
   }
   if (!batcher.deliver_ended()) return;
@@ -138,6 +154,15 @@ Admission EngineLoop::submit(Request r, Sink sink) {
     a.refusal = Refusal::kQueueFull;
     a.message = fmt::format("{} requests are in work or waiting and no more are taken ({} run at once, {} may wait)",
                             m.in_flight, m.options.max_batch_size, m.options.max_waiting);
+    a.retry_after = m.published.seconds_per_start;
+  } else if (a.ok() && m.options.max_queue_seconds > 0) {
+    const double wait = m.expected_wait(r.priority);
+    if (wait > m.options.max_queue_seconds) {
+      a.refusal = Refusal::kQueueFull;
+      a.message = fmt::format("a request that comes now would wait for about {:.0f} s, and no more than {:g} s are allowed",
+                              std::ceil(wait), m.options.max_queue_seconds);
+      a.retry_after = wait - m.options.max_queue_seconds;
+    }
   }
   if (!a.ok()) {
     ++m.refused[size_t(a.refusal)];
@@ -147,6 +172,7 @@ Admission EngineLoop::submit(Request r, Sink sink) {
   a.id = m.next_id++;
   ++m.accepted;
   ++m.in_flight;
+  ++m.queue[r.priority];
   m.arrived.push_back({a.id, std::move(r), std::move(sink), steady_seconds()});
   m.wake.notify_one();
   return a;
@@ -180,6 +206,7 @@ Stats EngineLoop::stats() const {
   std::lock_guard lock(m.mu);
   Stats s = m.published;
   s.waiting += int64_t(m.arrived.size());
+  s.expected_wait = m.expected_wait(0);
   s.accepted = m.accepted;
   s.refused = m.refused;
   s.draining = m.draining;

@@ -23,6 +23,7 @@ struct LoopOptions {
   int64_t max_batch_size = 32;   // sequences in a step
   int64_t max_seq_len = 4096;    // prompt and output together; at most the model's own limit
   int64_t max_waiting = 0;       // beyond a full batch; more are refused (generate() needs 0). 0: no limit
+  double max_queue_seconds = 0;  // a request that would wait longer for its first step is refused. 0: no limit
   int64_t prefill_tokens = 512;  // most prompt tokens in a step with no running decode
   int64_t prefill_tokens_beside_decodes = 512;  // the same with running decodes
   double step_seconds = 0.1;    // longest a step with running decodes should take: fewer prompt tokens then (Pace). 0: off

@@ -90,6 +90,48 @@ TEST(EngineLoop, RefusalsCauseNoEventAndAreCounted) {
   EXPECT_EQ(s.accepted, 2u);
 }
 
+// The limit of a nanosecond is shorter than any wait that is known.
+TEST(EngineLoop, WhoWouldWaitTooLongIsRefusedAtOnceAndToldWhenToComeBack) {
+  std::mutex mu;
+  std::condition_variable changed;
+  int64_t steps = 0, allowed = 0;
+  FakeStepper::Config c{.pages = 64};
+  c.on_step = [&] {
+    std::unique_lock lock(mu);
+    ++steps;
+    changed.notify_all();
+    changed.wait(lock, [&] { return steps <= allowed; });
+  };
+  const auto allow = [&](int64_t n) {
+    std::unique_lock lock(mu);
+    allowed = n;
+    changed.notify_all();
+    changed.wait(lock, [&] { return steps > allowed; });
+  };
+  auto loop = make_loop(c, {.max_batch_size = 1, .max_queue_seconds = 1e-9});
+  std::vector<Recorder> r(6);
+  for (size_t i = 0; i < 5; ++i)
+    EXPECT_TRUE(loop->submit(request(i, 5, 2), r[i].sink()).ok()) << "how quickly the queue moves is not known yet";
+  EXPECT_EQ(loop->stats().expected_wait, 0);
+  allow(4);  // two are done, the third is in its first step, and it and the second started while others waited
+  EXPECT_EQ(loop->stats().waiting, 3);
+  EXPECT_GT(loop->stats().expected_wait, 0);
+  const Admission late = loop->submit(request(9, 5, 2), [](Event&&) { FAIL(); });
+  EXPECT_EQ(late.refusal, Refusal::kQueueFull);
+  EXPECT_GT(late.retry_after, 0);
+  EXPECT_NE(late.message.find("would wait"), std::string::npos);
+  EXPECT_EQ(loop->stats().refused[size_t(Refusal::kQueueFull)], 1u);
+  {
+    std::lock_guard lock(mu);
+    allowed = 1000;
+    changed.notify_all();
+  }
+  for (size_t i = 0; i < 5; ++i) r[i].wait_end();
+  EXPECT_TRUE(loop->submit(request(10, 5, 2), r[5].sink()).ok()) << "the place is free";
+  r[5].wait_end();
+  expect_all_back(loop->stats());
+}
+
 TEST(EngineLoop, BadParametersAreNamed) {
   Limits limits{64, 4096, 4096};
   auto param = [&](auto&& change) {

@@ -126,6 +126,7 @@ struct Admission {
   Refusal refusal = Refusal::kNone;
   std::string message;  // one sentence with the numbers
   std::string param;    // the field at fault, "" if none
+  double retry_after = 0;  // kQueueFull: seconds until a request may be taken, as far as is known
   bool ok() const { return refusal == Refusal::kNone; }
 };
 

@@ -169,6 +169,12 @@ void Scheduler::remove(Sequence* seq) {
   cache_.release(&seq->pages);
 }
 
+std::map<int64_t, int64_t> Scheduler::waiting_by_priority() const {
+  std::map<int64_t, int64_t> counts;
+  for (const Sequence* s : waiting_) ++counts[s->priority];
+  return counts;
+}
+
 void Scheduler::check_invariants() const {
   cache_.check_invariants();
   std::set<int32_t> held;

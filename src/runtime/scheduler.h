@@ -13,6 +13,7 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -87,6 +88,7 @@ class Scheduler {
 
   int64_t running() const { return int64_t(running_.size()); }
   int64_t waiting() const { return int64_t(waiting_.size()); }
+  std::map<int64_t, int64_t> waiting_by_priority() const;
   const kv::Cache& cache() const { return cache_; }
   // MI_CHECKs what must always hold: pages conserved, batch within its limit, sequences in order.
   void check_invariants() const;

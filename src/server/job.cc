@@ -1,7 +1,9 @@
 #include "server/job.h"
 
+#include <algorithm>
 #include <boost/asio/post.hpp>
 #include <chrono>
+#include <cmath>
 #include <random>
 
 namespace mi::server {
@@ -44,6 +46,7 @@ ApiError refusal_error(const runtime::Admission& a, const runtime::Limits& limit
       e.status = 429;
       e.type = "rate_limit_error";
       e.code = "rate_limit_exceeded";
+      e.retry_after = a.retry_after;
       break;
     case runtime::Refusal::kDraining:
       e.status = 503;
@@ -136,10 +139,13 @@ Job::Job(ServerContext& c, std::shared_ptr<Exchange> e, std::string endpoint)
       exchange_(std::move(e)),
       strand_(boost::asio::make_strand(c.workers->get_executor())) {}
 
+// Whole seconds, as HTTP wants them, and never at once: whoever was refused would only be refused again.
+std::string retry_after(double seconds) { return std::to_string(int64_t(std::clamp(std::ceil(seconds), 1.0, 86400.0))); }
+
 void Job::fail(const ApiError& e) {
   context_.count(endpoint_, e.status);
   exchange_->respond(e.status, "application/json", error_body(e),
-                     e.status == 429 ? Headers{{"Retry-After", "1"}} : Headers{});
+                     e.status == 429 ? Headers{{"Retry-After", retry_after(e.retry_after)}} : Headers{});
 }
 
 void Job::cancel_all() {

@@ -69,6 +69,8 @@ class Job : public std::enable_shared_from_this<Job> {
   std::string failure_;
 };
 
+std::string retry_after(double seconds);  // value of the header
+
 // Refusals of the runtime as the API says them.
 ApiError refusal_error(const runtime::Admission& a, const runtime::Limits& limits);
 

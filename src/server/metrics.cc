@@ -112,6 +112,8 @@ std::string metrics_text(ServerContext& c) {
   f.gauge("vllm:kv_cache_usage_perc", "Share of KV pages in use, 0 to 1.", kv_share);
   f.gauge("vllm:gpu_cache_usage_perc", "The same under its older name.", kv_share);
   f.gauge("metainfer:kv_pages_total", "KV pages of 64 tokens.", double(s.kv_pages_total));
+  f.gauge("metainfer:expected_queue_seconds", "Seconds that a request which comes now would wait for its first step.",
+          s.expected_wait);
   f.gauge("metainfer:seconds_since_progress", "Seconds since a step ended or the loop was idle.",
           s.seconds_since_progress);
   f.counter("vllm:prompt_tokens_total", "Prompt tokens of started sequences.", double(s.prompt_tokens));
@@ -155,6 +157,8 @@ std::string metrics_text(ServerContext& c) {
   f.histogram("vllm:time_to_first_token_seconds", "Arrival to first token.", s.ttft);
   f.histogram("vllm:time_per_output_token_seconds", "Between tokens of one sequence.", s.inter_token);
   f.histogram("vllm:e2e_request_latency_seconds", "Arrival to end.", s.e2e);
+  f.histogram("metainfer:decode_step_seconds", "Inside the model, of steps that only continue answers.", s.decode_step);
+  f.histogram("metainfer:step_gap_seconds", "Before such a step, since the step before it left the model.", s.step_gap);
   return f.text();
 }
 

@@ -13,6 +13,7 @@ struct ApiError {
   std::string message;
   std::string type = "invalid_request_error";
   std::optional<std::string> param, code;
+  double retry_after = 0;  // seconds, of 429: when to come back
 };
 
 inline std::string error_json(const ApiError& e) {
