@@ -151,6 +151,25 @@ TEST(KvDisk, APreemptedSequenceGoesToDiskAndComesBack) {
   EXPECT_GT(computed[0], computed[1] + 4 * 64) << "five pages were whole; the steps before differ a little";
 }
 
+TEST(KvDisk, WhatIsUsedInMemoryStaysOnDisk) {
+  TempDir dir;
+  {
+    Bench b({.pages = 60}, {.kv_store = open(options(dir / "kv", 12))});
+    for (uint64_t i = 0; i < 10; ++i) {
+      b.add(request(99, 300, 1));
+      b.run();
+      b.add(request(i, 200, 1));
+      b.run();
+    }
+    EXPECT_EQ(b.batcher.stats().kv_disk.hits, 0u);
+    EXPECT_GT(b.batcher.stats().kv_disk.replaced, 10u);
+  }
+  Bench b({.pages = 60}, {.kv_store = open(options(dir / "kv", 12))});
+  Recorder& r = b.add(request(99, 300, 1));
+  b.run();
+  EXPECT_EQ(r.finish().reused_tokens, 256);
+}
+
 TEST(KvDisk, DamagedPagesAreComputedAgain) {
   TempDir dir;
   const std::vector<int32_t> want = alone(request(1, 500, 10));

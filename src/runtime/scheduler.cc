@@ -133,11 +133,7 @@ bool Scheduler::admit_next() {
   seq->first_time = seq->reused < 0;
   if (seq->first_time) seq->reused = reused;
   seq->running = true;
-  if (kv::Store* store = cache_.store(); store && !seq->score_prompt && !store_hangs_) {
-    const int64_t known = reused / kv::kPageTokens;
-    seq->below = cache_.below(seq->salt, seq->tokens, known);
-    store->count_misses((length - 1) / kv::kPageTokens - known - int64_t(seq->below.size()));
-  }
+  if (!seq->score_prompt && !store_hangs_) seq->below = cache_.below(seq->pages, seq->salt, seq->tokens);
   waiting_.pop_front();
   running_.insert(std::upper_bound(running_.begin(), running_.end(), seq, before), seq);
   return true;

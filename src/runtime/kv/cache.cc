@@ -50,7 +50,6 @@ int64_t Cache::match(PageTable* table, std::string_view salt, std::span<const in
     parent = page;
   }
   table->known_ = table->size();
-  if (store() && parent >= 0) store()->touch(nodes_[size_t(parent)].record);
   return table->size() * kPageTokens;
 }
 
@@ -124,12 +123,15 @@ void Cache::let_go(int32_t page) {
     idle_.insert({n.used_at, page});
 }
 
-std::vector<RecordId> Cache::below(std::string_view salt, std::span<const int32_t> tokens, int64_t known) const {
+std::vector<RecordId> Cache::below(const PageTable& table, std::string_view salt, std::span<const int32_t> tokens) {
   if (!store()) return {};
-  const int64_t whole = (int64_t(tokens.size()) - 1) / kPageTokens;
+  const int64_t known = table.known_, whole = (int64_t(tokens.size()) - 1) / kPageTokens;
+  // What is used here is used there as well, or it would be gone at the next start.
+  if (known > 0) store()->touch(nodes_[size_t(table.pages_[size_t(known - 1)])].record);
   if (known >= whole) return {};
   std::vector<RecordId> ids = store()->match(salt, tokens, whole);
   ids.erase(ids.begin(), ids.begin() + std::min<int64_t>(known, int64_t(ids.size())));
+  store()->count_misses(whole - known - int64_t(ids.size()));
   return ids;
 }
 

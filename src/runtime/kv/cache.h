@@ -62,8 +62,8 @@ class Cache {
   void publish(PageTable* table, std::string_view salt, std::span<const int32_t> tokens, int64_t computed);
 
   Store* store() const { return below_.store.get(); }
-  // What the store has of the whole pages that `tokens` begins with, behind the first `known` ones, as for match().
-  std::vector<RecordId> below(std::string_view salt, std::span<const int32_t> tokens, int64_t known) const;
+  // For a table that match() filled, and that is used now: what the store has of the whole pages behind those.
+  std::vector<RecordId> below(const PageTable& table, std::string_view salt, std::span<const int32_t> tokens);
   // Page i of the table, whose tokens the store had, holds now what it gave; publish() is to follow.
   void restore(PageTable* table, int64_t i, std::span<const std::byte> from) const;
   // Hands pages to the store, at most so many, as far as it takes them. Returns how many it took.
