@@ -32,6 +32,8 @@ struct Flags {
   double step_ms = 100, timeout = 0, kv_fraction = 0.6;
   int64_t kv_tokens = 0, kv_floor = 512, kv_growth = 1024;
   bool no_prefix_cache = false;
+  std::string kv_disk;
+  uint64_t kv_disk_bytes = uint64_t(8) << 30;
   double drain = 30, stuck = 120;
   bool watchdog = false, no_ui = false;
   server::HttpLimits http;
@@ -109,6 +111,10 @@ Result<int> run(const Flags& f) {
   if (f.tls_cert.empty() != f.tls_key.empty())
     return fail(ErrorCode::kUsage, "--tls-cert and --tls-key belong together: {} is missing",
                 f.tls_cert.empty() ? "--tls-cert" : "--tls-key");
+  if (!f.kv_disk.empty() && (f.no_prefix_cache || !f.engine.memory_pool))
+    return fail(ErrorCode::kUsage,
+                "--kv-disk keeps what the prefix cache gives up, and {} turns that off: leave one out",
+                f.no_prefix_cache ? "--no-prefix-cache" : "--memory-pool false");
   allow_many_descriptors();
   signal(SIGPIPE, SIG_IGN);  // also in the watchdog's parent, which writes to the same log
   const bool reloads = !f.key_file.empty() || !f.tls_cert.empty() || (!f.access_log.empty() && f.access_log != "-");
@@ -161,6 +167,13 @@ Result<int> run(const Flags& f) {
   o.timeout_seconds = f.timeout;
   lo.kv_floor_tokens = f.kv_floor;
   lo.kv_growth_tokens = f.kv_growth;
+  if (!f.kv_disk.empty()) {
+    MI_TRY(lo.kv_store, s.open_kv_store(f.kv_disk, int64_t(f.kv_disk_bytes),
+                                        [](const std::string& line) { say("kv disk     {}\n", line); }));
+    const runtime::kv::StoreStats d = lo.kv_store->stats();
+    say("kv disk     {}: room for {} pages of {}, {} are there\n", f.kv_disk, d.capacity,
+        human_bytes(double(lo.kv_store->page_bytes())), d.pages);
+  }
   const auto loop = s.make_loop(lo);
   const std::string name = f.model.empty() ? m.name : f.model;
   for (const std::string& n : {name, with(name, '-', '_'), with(name, '_', '-')})
@@ -266,6 +279,14 @@ Command add_serve(CLI::App& parent) {
       ->capture_default_str();
   app->add_flag("--no-prefix-cache", f->no_prefix_cache,
                 "do not keep keys and values for requests that begin like an earlier one");
+  CLI::Option* const kv_disk = app->add_option(
+      "--kv-disk", f->kv_disk,
+      "folder for keys and values that the memory has no room for; they are found again after a restart");
+  app->add_option("--kv-disk-bytes", f->kv_disk_bytes, "most that --kv-disk may take; 500mb, 20gib and the like, too")
+      ->transform(CLI::AsSizeValue(true))
+      ->check(CLI::Range(uint64_t(1) << 20, uint64_t(1) << 50))
+      ->needs(kv_disk)
+      ->capture_default_str();
   app->add_option("--draft-tokens", f->loop.draft_tokens,
                   "tokens guessed ahead from what the text repeats; the answers stay the same. 0: none")
       ->check(CLI::Range(0, 16))

@@ -83,6 +83,10 @@ class Engine {
   // The kernel gets the memory of these pages back; what they held is lost. (Parts of 4 KB that two pages share stay.)
   virtual void forget_pages(std::span<const int32_t> pages) = 0;
 
+  // What the page holds, all layers one after the other: kv_page_bytes() of them. Between two steps.
+  virtual void save_page(int32_t page, std::span<std::byte> to) const = 0;
+  virtual void restore_page(int32_t page, std::span<const std::byte> from) = 0;
+
   virtual void set_tap(const Tap* tap) = 0;         // nullptr: none. Not owned.
 
   // "2.6 GB read into huge pages", "2.6 GB mapped (only 1.9 GB of memory are available)": for the start-up print.

@@ -55,6 +55,12 @@ class EngineImpl : public Engine {
         c_->kv.forget(k.page(p), k.page_bytes());
       }
   }
+  void save_page(int32_t page, std::span<std::byte> to) const override {
+    each_part(page, int64_t(to.size()), [&](std::byte* part, int64_t at, size_t n) { std::memcpy(to.data() + at, part, n); });
+  }
+  void restore_page(int32_t page, std::span<const std::byte> from) override {
+    each_part(page, int64_t(from.size()), [&](std::byte* part, int64_t at, size_t n) { std::memcpy(part, from.data() + at, n); });
+  }
   std::string weights_place() const override { return c_->weights_place; }
   void set_timing(Timing* timing) override {
     timing_ = timing;
@@ -78,6 +84,16 @@ class EngineImpl : public Engine {
   }
 
  private:
+  template <typename F>
+  void each_part(int32_t page, int64_t bytes, F f) const {
+    MI_CHECK(page >= 0 && page < c_->options.kv_pages && bytes == c_->kv_page_bytes, "page {} of {}, {} bytes", page, c_->options.kv_pages, bytes);
+    int64_t at = 0;
+    for (const kernels::KvCache& k : c_->caches) {
+      f(k.page(page), at, size_t(k.page_bytes()));
+      at += k.page_bytes();
+    }
+  }
+
   template <typename RunInstr>
   std::span<const float> step(const Batch& b, RunInstr run) {
     fill_rows(b);

@@ -1,6 +1,7 @@
 #include "runtime/batcher.h"
 
 #include <algorithm>
+#include <chrono>
 
 #include "base/check.h"
 #include "base/util.h"
@@ -40,6 +41,10 @@ struct Batcher::RowJob {
 };
 
 namespace {
+// A disk that gives nothing for so long is not waited for; what a page takes to be computed is far less.
+constexpr double kDiskSeconds = 10;
+constexpr std::chrono::milliseconds kDiskWait{10};  // at a time: who arrives or leaves meanwhile waits as well
+
 int64_t prompt_rows(const StepPlan& plan) {
   int64_t rows = 0;
   for (size_t i = size_t(plan.decodes); i < plan.work.size(); ++i) rows += plan.work[i].tokens;
@@ -66,8 +71,11 @@ Batcher::Batcher(Stepper& stepper, std::shared_ptr<const text::Tokenizer> tokeni
       limits_{stepper.vocab(), options_.max_seq_len, stepper.kv_pages() * kv::kPageTokens, stepper.hidden()},
       scheduler_({options_.max_batch_size, stepper.max_tokens_per_step(), options_.prefill_tokens,
                   options_.prefill_tokens_beside_decodes, options_.reuse_prefixes, options_.kv_floor_tokens,
-                  options_.kv_growth_tokens},
-                 stepper.kv_pages(), [&stepper](std::span<const int32_t> pages) { stepper.freed(pages); }) {
+                  options_.kv_growth_tokens, options_.refuse_pages},
+                 stepper.kv_pages(), [&stepper](std::span<const int32_t> pages) { stepper.freed(pages); },
+                 {options_.kv_store, [&stepper](int32_t page, std::span<std::byte> to) { stepper.save_page(page, to); },
+                  [&stepper](int32_t page, std::span<const std::byte> from) { stepper.restore_page(page, from); }}) {
+  if (options_.kv_store) MI_CHECK_EQ(options_.kv_store->page_bytes(), stepper.kv_page_bytes());
   pace_ = Pace(options_.step_seconds);
   queue_rate_ = QueueRate(options_.max_batch_size);
   refresh_gauges();
@@ -139,14 +147,30 @@ void Batcher::end_overdue(double now) {
   for (uint64_t id : overdue) end_early(id, FinishReason::kTimeout);
 }
 
+void Batcher::load(double now) {
+  if (scheduler_.load() > 0 || !scheduler_.loading()) {
+    loaded_at_ = now;
+  } else if (now - loaded_at_ > kDiskSeconds) {
+    scheduler_.stop_loading();
+  }
+}
+
 bool Batcher::step() {
   const double begin = clock_();
   end_overdue(begin);
+  load(begin);
   StepPlan plan = scheduler_.plan(pace_.prompt_tokens(options_.prefill_tokens_beside_decodes));
   if (plan.work.empty()) {
-    MI_CHECK(idle(), "{} requests wait and nothing can run", live_.size());
-    return false;
+    const bool loading = scheduler_.loading();
+    MI_CHECK(idle() || loading || plan.refused, "{} requests wait and nothing can run", live_.size());
+    load(begin);
+    scheduler_.write_behind(INT64_MAX);
+    const bool waits = loading || unsaved();
+    if (waits && options_.kv_store->reading() + options_.kv_store->writing() > 0) options_.kv_store->wait(kDiskWait);
+    refresh_gauges();
+    return waits || plan.refused;
   }
+  load(begin);  // who was admitted just now waits for the disk during this step already
   exec::Batch batch;
   int64_t started = 0;
   for (const Work& w : plan.work) {
@@ -192,6 +216,8 @@ bool Batcher::step() {
     if (w.samples) deliver(static_cast<Live&>(*w.seq));
   }
   pace_.ran(plan.decodes, prompt_rows(plan), clock_() - begin);
+  // A copy beside what 64 tokens, or a step, take to be computed: hardly anything.
+  scheduler_.write_behind(1 + prompt_rows(plan) / kv::kPageTokens);
 
   ++stats_.steps;
   stats_.step_seconds += model_end - model_begin;
@@ -376,6 +402,7 @@ void Batcher::refresh_gauges() {
   stats_.kv_pages_used = cache.used_pages();
   stats_.kv_pages_reusable = cache.idle_pages();
   stats_.kv_pages_given_up = cache.given_up();
+  if (options_.kv_store) stats_.kv_disk = options_.kv_store->stats();
 }
 
 }  // namespace mi::runtime

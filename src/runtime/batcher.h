@@ -11,8 +11,8 @@
 #include <vector>
 
 #include "exec/batch.h"
-#include "runtime/loop.h"
 #include "runtime/draft.h"
+#include "runtime/loop.h"
 #include "runtime/output_text.h"
 #include "runtime/pace.h"
 #include "runtime/queue_rate.h"
@@ -35,12 +35,13 @@ class Batcher {
   void add(uint64_t id, Request r, Sink sink, double arrival);
   void cancel(uint64_t id);
   void cancel_all();
-  // Runs one step; false if there is nothing to do.
+  // Runs one step; false if there is nothing to do. Where only the disk has, waits for it a moment.
   bool step();
   // Hands out the FinishEvents of add(), cancel() and step() so far. Apart from them so that the owner can publish the
   // new numbers first: who has its last event finds itself gone from the gauges. True if there were any.
   bool deliver_ended();
   bool idle() const { return live_.empty(); }
+  bool unsaved() const { return scheduler_.cache().unsaved(); }  // pages that belong on disk are not there yet
 
   // The fields that this class knows: all but draining, refused, accepted and seconds_since_progress.
   const Stats& stats() const { return stats_; }
@@ -60,6 +61,7 @@ class Batcher {
   void finish(Live& live, FinishEvent e);
   void end_early(uint64_t id, FinishReason reason);
   void end_overdue(double now);
+  void load(double now);
   void refresh_gauges();
 
   Stepper& stepper_;
@@ -72,6 +74,7 @@ class Batcher {
   Pace pace_;
   QueueRate queue_rate_;
   double model_ended_ = -1;  // when the step before left the model, if answers went on after it
+  double loaded_at_ = 0;  // when the disk gave something, or nothing was wanted of it
   std::unordered_map<uint64_t, std::unique_ptr<Live>> live_;
   std::vector<std::pair<std::unique_ptr<Live>, FinishEvent>> ended_;
   Stats stats_;

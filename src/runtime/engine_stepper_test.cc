@@ -135,6 +135,49 @@ TEST(EngineStepper, ReusedPagesGiveTheBitsOfComputedOnes) {
   }
 }
 
+// Computed by one engine, used by another one that is loaded later, with each type of keys and values.
+TEST(EngineStepper, PagesFromDiskGiveTheBitsOfComputedOnes) {
+  const exec::testing::TestModel model(shape());
+  for (const char* kv_type : {"f32", "bf16", "int8"}) {
+    testing::TempDir dir;
+    const auto play = [&](bool disk, Stats* stats) {
+      hw::ThreadPool pool(2);
+      exec::LoadOptions load;
+      load.kv_pages = 80;
+      load.kv_type = kv_type;
+      load.max_tokens_per_step = 512;
+      auto engine = exec::Engine::load(model.dir(), load, pool);
+      MI_CHECK(engine.ok(), "{}", engine.error().message());
+      LoopOptions o;
+      if (disk) {
+        kv::StoreOptions so;
+        so.file = {dir / "kv", 64 << 20, (*engine)->kv_page_bytes(), std::string(32, 'e'), {}};
+        auto store = kv::Store::open(so);
+        MI_CHECK(store.ok(), "{}", store.error().message());
+        o.kv_store = std::move(*store);
+      }
+      EngineLoop loop(make_engine_stepper(**engine, pool), nullptr, o);
+      auto out = generate(loop, requests());
+      MI_CHECK(out.ok(), "{}", out.error().message());
+      loop.drain(std::chrono::seconds(60));
+      *stats = loop.stats();
+      return std::move(*out);
+    };
+    Stats without, first, second;
+    const std::vector<Completion> want = play(false, &without);
+    play(true, &first);
+    const std::vector<Completion> got = play(true, &second);
+    EXPECT_GT(first.kv_disk.written, 10u);
+    EXPECT_GT(second.reused_tokens, second.prompt_tokens / 3);
+    EXPECT_EQ(second.kv_disk.hits * kv::kPageTokens, second.reused_tokens);
+    for (size_t i = 0; i < want.size(); ++i) {
+      EXPECT_EQ(got[i].tokens, want[i].tokens) << kv_type << " " << i;
+      ASSERT_EQ(got[i].scores.size(), want[i].scores.size());
+      for (size_t t = 0; t < want[i].scores.size(); ++t) EXPECT_EQ(got[i].scores[t].logprob, want[i].scores[t].logprob);
+    }
+  }
+}
+
 TEST(EngineStepper, EmbeddingBitsDoNotDependOnTheBatch) {
   const exec::testing::TestModel model(shape());
   const auto embeddings = [] {

@@ -47,7 +47,7 @@ struct EngineLoop::Impl {
 
   mutable std::mutex mu;
   std::condition_variable wake;      // the thread: there are notes
-  std::condition_variable all_done;  // drain: in_flight became 0
+  std::condition_variable all_done;  // drain: in_flight became 0, or nothing is unsaved
   std::vector<Arrived> arrived;
   std::vector<uint64_t> cancelled;
   bool cancel_everything = false;
@@ -55,6 +55,7 @@ struct EngineLoop::Impl {
   bool stopping = false;
   uint64_t next_id = 1;
   int64_t in_flight = 0;  // accepted and not finished
+  bool unsaved = false;   // as of Batcher
   uint64_t accepted = 0;
   std::array<uint64_t, 5> refused{};
   Stats published;
@@ -94,6 +95,7 @@ void EngineLoop::Impl::publish() {
     free_places = queue.empty() ? options.max_batch_size - published.running : 0;
     for (const Arrived& a : arrived) ++queue[a.request.priority];
     progress_at = steady_seconds();
+    if (std::exchange(unsaved, batcher.unsaved()) && !unsaved) all_done.notify_all();
   }
   if (!batcher.deliver_ended()) return;
   std::lock_guard lock(mu);
@@ -111,7 +113,8 @@ void EngineLoop::Impl::run() {
     {
       std::unique_lock lock(mu);
       wake.wait(lock, [&] {
-        return stopping || cancel_everything || !arrived.empty() || !cancelled.empty() || !batcher.idle();
+        return stopping || cancel_everything || !arrived.empty() || !cancelled.empty() || !batcher.idle() ||
+               batcher.unsaved();
       });
       in.swap(arrived);
       out.swap(cancelled);
@@ -193,12 +196,16 @@ bool EngineLoop::drain(std::chrono::milliseconds limit) {
   Impl& m = *impl_;
   std::unique_lock lock(m.mu);
   m.draining = true;
+  const auto until = std::chrono::steady_clock::now() + limit;
   auto done = [&m] { return m.in_flight == 0; };
-  if (m.all_done.wait_for(lock, limit, done)) return true;
-  m.cancel_everything = true;
-  m.wake.notify_one();
-  m.all_done.wait(lock, done);
-  return false;
+  const bool finished = m.all_done.wait_until(lock, until, done);
+  if (!finished) {
+    m.cancel_everything = true;
+    m.wake.notify_one();
+    m.all_done.wait(lock, done);
+  }
+  m.all_done.wait_until(lock, until, [&m] { return !m.unsaved; });
+  return finished;
 }
 
 Stats EngineLoop::stats() const {

@@ -9,9 +9,11 @@
 
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <vector>
 
+#include "runtime/kv/store.h"
 #include "runtime/request.h"
 #include "runtime/stats.h"
 #include "runtime/stepper.h"
@@ -26,11 +28,13 @@ struct LoopOptions {
   double max_queue_seconds = 0;  // a request that would wait longer for its first step is refused. 0: no limit
   int64_t prefill_tokens = 512;  // most prompt tokens in a step with no running decode
   int64_t prefill_tokens_beside_decodes = 512;  // the same with running decodes
-  double step_seconds = 0.1;    // longest a step with running decodes should take: fewer prompt tokens then (Pace). 0: off
-  bool reuse_prefixes = true;   // whole KV pages stay, while there is room, for requests that begin with the same tokens
+  double step_seconds = 0.1;   // longest a step with running decodes should take: fewer prompt tokens (Pace). 0: off
+  bool reuse_prefixes = true;  // whole KV pages stay, while there is room, for requests that begin with the same tokens
   int64_t kv_floor_tokens = 1, kv_growth_tokens = 64;  // SchedulerOptions::floor_tokens, growth_tokens
-  int64_t draft_tokens = 0;     // most tokens guessed ahead of a decode (repeat_draft); no answer depends on it
-  std::vector<int64_t> eos_ids;                 // the model's end tokens
+  std::shared_ptr<kv::Store> kv_store;  // pages of this engine on disk; only with reuse_prefixes. null: none
+  std::function<bool()> refuse_pages;   // tests: SchedulerOptions::refuse_pages
+  int64_t draft_tokens = 0;             // most tokens guessed ahead of a decode (repeat_draft); no answer depends on it
+  std::vector<int64_t> eos_ids;         // the model's end tokens
 };
 
 class EngineLoop {
@@ -49,6 +53,7 @@ class EngineLoop {
   // No new requests from now on (kDraining); the accepted ones go on.
   void stop_accepting();
   // stop_accepting(), then waits until all are finished, or cancels the rest after `limit`. True if none was cancelled.
+  // What is left of the time goes to pages that are not on disk yet.
   bool drain(std::chrono::milliseconds limit);
 
   Stats stats() const;

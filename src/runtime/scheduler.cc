@@ -13,8 +13,9 @@ bool before(const Sequence* a, const Sequence* b) {
 }
 }  // namespace
 
-Scheduler::Scheduler(const SchedulerOptions& options, int64_t kv_pages, std::function<void(std::span<const int32_t>)> freed)
-    : options_(options), cache_(kv_pages, options.reuse_prefixes, std::move(freed)) {
+Scheduler::Scheduler(const SchedulerOptions& options, int64_t kv_pages,
+                     std::function<void(std::span<const int32_t>)> freed, kv::Below below)
+    : options_(options), cache_(kv_pages, options.reuse_prefixes, std::move(freed), std::move(below)) {
   MI_CHECK(options.max_batch_size >= 1);
   MI_CHECK_LE(options.max_batch_size, options.max_tokens_per_step);
   MI_CHECK(options.prefill_tokens >= 1 && options.prefill_tokens_beside_decodes >= 1);
@@ -29,10 +30,66 @@ void Scheduler::add(Sequence* seq) {
 void Scheduler::preempt_last() {
   Sequence* victim = running_.back();
   running_.pop_back();
+  stop_loading(victim);
   cache_.release(&victim->pages);
   victim->computed = 0;
   victim->running = false;
   waiting_.insert(std::upper_bound(waiting_.begin(), waiting_.end(), victim, before), victim);
+}
+
+bool Scheduler::cover(Sequence* seq, int64_t tokens) {
+  if (options_.refuse_pages && kv::pages_for(tokens) > seq->pages.size() && options_.refuse_pages()) {
+    refused_ = true;
+    return false;
+  }
+  return cache_.cover(&seq->pages, tokens);
+}
+
+int64_t Scheduler::load() {
+  kv::Store* store = cache_.store();
+  if (!store) return 0;
+  int64_t came = 0;
+  store->collect([&](uint64_t ticket, std::span<const std::byte> data) {
+    ++came;
+    const auto it = tickets_.find(ticket);
+    if (it == tickets_.end()) return;  // its sequence has ended or gave up its pages
+    Sequence* seq = it->second;
+    tickets_.erase(it);
+    if (data.empty()) return stop_loading(seq);
+    cache_.restore(&seq->pages, seq->computed / kv::kPageTokens, data);
+    seq->computed += kv::kPageTokens;
+    if (seq->first_time) seq->reused += kv::kPageTokens;
+    ++seq->below_got;
+    cache_.publish(&seq->pages, seq->salt, seq->tokens, seq->computed);
+  });
+  if (came > 0) store_hangs_ = false;
+  for (Sequence* seq : running_) {
+    while (seq->below_asked < seq->below.size() && store->can_read()) {
+      const uint64_t ticket = store->read(seq->below[seq->below_asked]);
+      if (ticket == 0) {  // it made room for another meanwhile
+        seq->below.resize(seq->below_asked);
+        break;
+      }
+      tickets_.emplace(ticket, seq);
+      ++seq->below_asked;
+    }
+  }
+  return came;
+}
+
+bool Scheduler::loading() const {
+  return std::any_of(running_.begin(), running_.end(), [](const Sequence* s) { return s->loading(); });
+}
+
+void Scheduler::stop_loading(Sequence* seq) {
+  if (seq->below_got < seq->below_asked) std::erase_if(tickets_, [seq](const auto& t) { return t.second == seq; });
+  seq->below.clear();
+  seq->below_asked = seq->below_got = 0;
+}
+
+void Scheduler::stop_loading() {
+  store_hangs_ = true;
+  for (Sequence* seq : running_) stop_loading(seq);
 }
 
 void Scheduler::take_prefill(Sequence* seq, int64_t* budget, StepPlan* plan) const {
@@ -67,10 +124,16 @@ bool Scheduler::admit_next() {
     MI_CHECK(!running_.empty(), "a sequence of {} tokens can't fit into {} pages", length, cache_.total());
     return false;
   }
-  MI_CHECK(cache_.cover(&seq->pages, int64_t(seq->tokens.size())));
+  if (!cover(seq, length)) {
+    MI_CHECK(refused_, "{} pages are free and {} were not to be had", cache_.free_pages(), need);
+    cache_.release(&seq->pages);
+    return false;
+  }
   seq->computed = reused;
-  if (seq->reused < 0) seq->reused = reused;
+  seq->first_time = seq->reused < 0;
+  if (seq->first_time) seq->reused = reused;
   seq->running = true;
+  if (!seq->score_prompt && !store_hangs_) seq->below = cache_.below(seq->pages, seq->salt, seq->tokens);
   waiting_.pop_front();
   running_.insert(std::upper_bound(running_.begin(), running_.end(), seq, before), seq);
   return true;
@@ -109,12 +172,13 @@ void Scheduler::admit_urgent(StepPlan* plan) {
 
 StepPlan Scheduler::plan(int64_t prompt_tokens_beside_decodes) {
   StepPlan plan;
+  refused_ = false;
   admit_urgent(&plan);
   // Victims come off the end, behind the sequence that asks, so work already planned stays valid.
   for (size_t i = 0; i < running_.size(); ++i) {
     Sequence* seq = running_[i];
     if (!seq->decoding()) continue;
-    while (seq->running && !cache_.cover(&seq->pages, seq->computed + 1)) {
+    while (seq->running && !cover(seq, seq->computed + 1)) {
       preempt_last();
       ++plan.preempted;
     }
@@ -125,22 +189,23 @@ StepPlan Scheduler::plan(int64_t prompt_tokens_beside_decodes) {
   int64_t budget = plan.decodes > 0 ? prompt_tokens_beside_decodes : options_.prefill_tokens;
   budget = std::min(budget, options_.max_tokens_per_step - plan.decodes);
   for (Sequence* seq : running_) {
-    if (budget > 0 && !seq->decoding()) take_prefill(seq, &budget, &plan);
+    if (budget > 0 && !seq->decoding() && !seq->loading()) take_prefill(seq, &budget, &plan);
   }
   while (budget > 0) {
     Sequence* next = waiting_.empty() ? nullptr : waiting_.front();
     if (!admit_next()) break;
-    take_prefill(next, &budget, &plan);
+    if (!next->loading()) take_prefill(next, &budget, &plan);
   }
   // Guesses get what rows and pages nobody needs.
   int64_t rows = options_.max_tokens_per_step;
   for (const Work& w : plan.work) rows -= w.tokens;
   for (Work& w : plan.work) {
     const int64_t drafts = w.seq->decoding() ? std::min(rows, int64_t(w.seq->draft.size())) : 0;
-    if (drafts <= 0 || !cache_.cover(&w.seq->pages, w.seq->computed + 1 + drafts)) continue;
+    if (drafts <= 0 || !cover(w.seq, w.seq->computed + 1 + drafts)) continue;
     w.drafts = drafts;
     rows -= drafts;
   }
+  plan.refused = refused_;
   return plan;
 }
 
@@ -166,6 +231,7 @@ void Scheduler::remove(Sequence* seq) {
   };
   seq->running ? drop(running_) : drop(waiting_);
   seq->running = false;
+  stop_loading(seq);
   cache_.release(&seq->pages);
 }
 
@@ -182,7 +248,9 @@ void Scheduler::check_invariants() const {
     held.insert(s->pages.pages().begin(), s->pages.pages().end());
     MI_CHECK(s->running && s->pending() >= 0 && s->pages.size() >= kv::pages_for(s->computed));
   }
-  for (const Sequence* s : waiting_) MI_CHECK(!s->running && s->pages.size() == 0 && s->computed == 0);
+  for (const Sequence* s : waiting_)
+    MI_CHECK(!s->running && s->pages.size() == 0 && s->computed == 0 && s->below.empty());
+  for (const auto& [ticket, s] : tickets_) MI_CHECK(s->running && s->loading() && s->below_got < s->below_asked);
   MI_CHECK_EQ(int64_t(held.size()), cache_.used_pages());
   MI_CHECK_LE(running(), options_.max_batch_size);
   MI_CHECK(std::is_sorted(running_.begin(), running_.end(), before));

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <span>
 
+#include "runtime/kv/store.h"
 #include "runtime/request.h"
 
 namespace mi::runtime {
@@ -34,10 +35,11 @@ struct Stats {
   // Counters since the start.
   uint64_t steps = 0;
   uint64_t prompt_tokens = 0;    // of requests that were started, counted once
-  uint64_t reused_tokens = 0;    // of prompt_tokens, those found in the KV cache at the first admission
+  uint64_t reused_tokens = 0;    // of prompt_tokens, those found in the KV cache, or on disk, at the first admission
   uint64_t computed_tokens = 0;  // rows run through the model, recomputation and drafts included
   uint64_t draft_tokens = 0, accepted_draft_tokens = 0;
   uint64_t kv_pages_given_up = 0;  // reusable pages that made room for others
+  kv::StoreStats kv_disk;          // zeros without one
   uint64_t generated_tokens = 0;
   uint64_t preemptions = 0;
   uint64_t accepted = 0;

@@ -27,6 +27,10 @@ class Stepper {
     *states = {};
     return run(b);
   }
+  // What a page holds, for who keeps it elsewhere; 0: it can't be had, and the other two must not be called.
+  virtual int64_t kv_page_bytes() const { return 0; }
+  virtual void save_page(int32_t page, std::span<std::byte> to) const { (void)page, (void)to; }
+  virtual void restore_page(int32_t page, std::span<const std::byte> from) { (void)page, (void)from; }
   // These pages belong to no sequence any more; they may be used again.
   virtual void freed(std::span<const int32_t> pages) { (void)pages; }
   // fn(i) for i in [0, n), in any order and possibly at once; returns when all are done. For sampling between steps.

@@ -6,6 +6,7 @@
 
 #include <chrono>
 #include <condition_variable>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <map>
@@ -24,6 +25,25 @@
 #include "text/tokenizer.h"
 
 namespace mi::runtime::testing {
+
+// A folder that exists as long as this.
+class TempDir {
+ public:
+  TempDir() {
+    std::string name = (std::filesystem::temp_directory_path() / "mi-runtime-XXXXXX").string();
+    MI_CHECK(::mkdtemp(name.data()) != nullptr);
+    path_ = name;
+  }
+  TempDir(const TempDir&) = delete;
+  ~TempDir() {
+    std::error_code ec;
+    std::filesystem::remove_all(path_, ec);
+  }
+  std::filesystem::path operator/(const std::string& name) const { return path_ / name; }
+
+ private:
+  std::filesystem::path path_;
+};
 
 // Logits are a hash of all tokens up to the row's. The tokens are written into and read back from "KV pages" through
 // the page ids of the batch, so a wrong page, a page shared by mistake or a skipped row changes the answer.
@@ -80,6 +100,13 @@ class FakeStepper : public Stepper {
     MI_CHECK_LE(rows_, config_.max_tokens);
     last_rows_ = rows_;
     return logits_;
+  }
+  int64_t kv_page_bytes() const override { return kv::kPageTokens * int64_t(sizeof(int32_t)); }
+  void save_page(int32_t page, std::span<std::byte> to) const override {
+    std::memcpy(to.data(), &cache_[size_t(page * kv::kPageTokens)], to.size());
+  }
+  void restore_page(int32_t page, std::span<const std::byte> from) override {
+    std::memcpy(&cache_[size_t(page * kv::kPageTokens)], from.data(), from.size());
   }
   int64_t last_rows() const { return last_rows_; }  // of the last step
 

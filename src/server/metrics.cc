@@ -101,6 +101,24 @@ void add_http(Families& f, const HttpCounters& c) {
   count("metainfer:tls_failed_handshakes_total", "TLS handshakes that failed.", c.failed_handshakes);
 }
 
+void add_kv_disk(Families& f, const runtime::kv::StoreStats& d) {
+  f.gauge("metainfer:kv_disk_capacity_pages", "KV pages that --kv-disk has room for; 0 without it.",
+          double(d.capacity));
+  f.gauge("metainfer:kv_disk_pages", "KV pages on disk.", double(d.pages));
+  f.gauge("metainfer:kv_disk_bytes", "What they take there.", double(d.bytes));
+  f.gauge("metainfer:kv_disk_quiet", "1 after a failed write: nothing is written, or added, for a while.", d.quiet);
+  f.counter("metainfer:kv_disk_hits_total", "KV pages read from disk instead of computed.", double(d.hits));
+  f.counter("metainfer:kv_disk_misses_total", "KV pages of prompts that neither memory nor disk had.",
+            double(d.misses));
+  f.counter("metainfer:kv_disk_written_total", "KV pages written to disk.", double(d.written));
+  f.counter("metainfer:kv_disk_replaced_total", "KV pages on disk that made room for others.", double(d.replaced));
+  f.counter("metainfer:kv_disk_dropped_total", "KV pages given up before they were on disk.", double(d.dropped));
+  f.counter("metainfer:kv_disk_errors_total", "KV pages that could not be written or read back.",
+            double(d.write_errors), {{"operation", "write"}});
+  f.counter("metainfer:kv_disk_errors_total", "KV pages that could not be written or read back.", double(d.read_errors),
+            {{"operation", "read"}});
+}
+
 }  // namespace
 
 std::string metrics_text(ServerContext& c) {
@@ -126,6 +144,7 @@ std::string metrics_text(ServerContext& c) {
           double(s.kv_pages_reusable));
   f.counter("metainfer:kv_pages_given_up_total", "Reusable KV pages that made room for others.",
             double(s.kv_pages_given_up));
+  add_kv_disk(f, s.kv_disk);
   f.counter("vllm:spec_decode_num_draft_tokens_total", "Tokens guessed ahead.", double(s.draft_tokens));
   f.counter("vllm:spec_decode_num_accepted_tokens_total", "Guesses that were right.", double(s.accepted_draft_tokens));
   f.counter("vllm:num_preemptions_total", "Sequences put back for lack of KV pages.", double(s.preemptions));

@@ -1,5 +1,7 @@
 #include "tools/session.h"
 
+#include <gnu/libc-version.h>
+
 #include <algorithm>
 
 #include "artifact/reader.h"
@@ -12,6 +14,7 @@ namespace mi::tools {
 
 Result<Session> open_session(const SessionOptions& o) {
   Session s;
+  s.dir = o.engine;
   const int threads = o.threads > 0 ? o.threads : hw::advise_threads().threads;
   std::error_code ec;
   const auto weight_bytes = std::filesystem::file_size(o.engine / "weights.bin", ec);
@@ -80,6 +83,21 @@ std::unique_ptr<runtime::EngineLoop> Session::make_loop(runtime::LoopOptions l) 
   l.eos_ids = engine->manifest().model.eos_ids;
   return std::make_unique<runtime::EngineLoop>(runtime::make_engine_stepper(*engine, *pool), text.tokenizer,
                                                std::move(l));
+}
+
+Result<std::shared_ptr<runtime::kv::Store>> Session::open_kv_store(const Path& folder, int64_t bytes,
+                                                                   std::function<void(const std::string&)> say) const {
+  // Keys and values are what the weights (engine.json has their checksums), the program and its libm make of the
+  // tokens. The program is told by its bytes: a version number would have to be thought of at every change.
+  MI_TRY(const MappedFile manifest, MappedFile::open(dir / "engine.json"));
+  MI_TRY(const MappedFile program, MappedFile::open("/proc/self/exe"));
+  const std::string told = fmt::format("{} {} {} {} {}", xxh3_hex(manifest.bytes()), xxh3_hex(program.bytes()),
+                                       gnu_get_libc_version(), engine->options().kv_type, engine->kv_page_bytes());
+  runtime::kv::StoreOptions o;
+  o.file = {folder, bytes, engine->kv_page_bytes(), xxh3_hex(std::as_bytes(std::span(told))), {}};
+  o.say = std::move(say);
+  MI_TRY(std::unique_ptr<runtime::kv::Store> store, runtime::kv::Store::open(o));
+  return std::shared_ptr<runtime::kv::Store>(std::move(store));
 }
 
 }  // namespace mi::tools

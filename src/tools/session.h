@@ -1,7 +1,9 @@
 #pragma once
 // What a tool needs to run an engine: threads, the loaded engine, its text side.
 
+#include <functional>
 #include <memory>
+#include <string>
 
 #include "base/file.h"
 #include "base/result.h"
@@ -29,6 +31,7 @@ struct SessionOptions {
 };
 
 struct Session {
+  Path dir;  // the engine's
   std::unique_ptr<hw::ThreadPool> pool;
   std::unique_ptr<exec::Engine> engine;
   std::string numa;  // what was planned and why
@@ -40,6 +43,11 @@ struct Session {
   // A loop over the engine; the session must outlive it. Greedy results do not depend on the batch, so one loop serves
   // all. The session says how large batches, sequences and steps are and which tokens end; the rest is taken from o.
   std::unique_ptr<runtime::EngineLoop> make_loop(runtime::LoopOptions o = {}) const;
+
+  // For LoopOptions::kv_store: pages on disk, at most so many bytes. Those of any other engine, KV type or build of
+  // this program are given up: they need not be what this one computes. say: kv::StoreOptions::say.
+  Result<std::shared_ptr<runtime::kv::Store>> open_kv_store(const Path& folder, int64_t bytes,
+                                                            std::function<void(const std::string&)> say) const;
 };
 
 Result<Session> open_session(const SessionOptions& o);

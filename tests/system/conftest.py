@@ -80,6 +80,15 @@ class Server:
         self.stop()
 
 
+def mounted(mount, size):
+    """For fixtures: a small file system, where mounting one is allowed."""
+    mount.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", mount], capture_output=True).returncode != 0:
+        pytest.skip("mounting a small file system is not allowed here")
+    yield mount
+    subprocess.run(["umount", "-l", mount], check=True)
+
+
 @pytest.fixture(scope="session")
 def work(tmp_path_factory):
     return tmp_path_factory.mktemp("engines")

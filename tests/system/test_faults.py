@@ -7,7 +7,7 @@ import subprocess
 import time
 
 import pytest
-from conftest import BINARY, EVAL, LONG, MODEL, RECIPE, build, run
+from conftest import BINARY, EVAL, LONG, MODEL, RECIPE, build, mounted, run
 
 
 def commands(mini_mir, out, recipe):
@@ -79,14 +79,6 @@ def test_what_a_killed_run_left_of_its_layers_is_cleared(mini_mir, tmp_path):
     assert not out.exists()
     subprocess.run(args, check=True, capture_output=True)
     assert out.exists() and leftovers(tmp_path, out) == []
-
-
-def mounted(mount, size):
-    mount.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", mount], capture_output=True).returncode != 0:
-        pytest.skip("mounting a small file system is not allowed here")
-    yield mount
-    subprocess.run(["umount", "-l", mount], check=True)
 
 
 @pytest.fixture

@@ -119,17 +119,23 @@ def each_alone(mini_int8):
 
 
 SMALL = ("--kv-tokens", 2048, "--kv-growth-tokens", 1, "--kv-floor-tokens", 1)
+DISK = ("--kv-disk", "FOLDER")
 
 
 @pytest.mark.parametrize("flags", [
     ("--prefill-beside-decodes", 1), ("--prefill-beside-decodes", 7), ("--prefill-beside-decodes", 64), ("--no-prefix-cache",), ("--draft-tokens", 4),
-    SMALL, (*SMALL, "--no-prefix-cache"), (*SMALL, "--draft-tokens", 4, "--prefill-beside-decodes", 7)], ids=lambda f: " ".join(map(str, f)))
-def test_no_answer_depends_on_its_neighbours(mini_int8, each_alone, flags):
+    SMALL, (*SMALL, "--no-prefix-cache"), DISK, (*SMALL, *DISK), (*SMALL, *DISK, "--kv-disk-bytes", "4mb", "--draft-tokens", 4), (*SMALL, "--draft-tokens", 4, "--prefill-beside-decodes", 7)], ids=lambda f: " ".join(map(str, f)))
+def test_no_answer_depends_on_its_neighbours(mini_int8, each_alone, flags, tmp_path):
+    flags = [tmp_path / "kv" if f == "FOLDER" else f for f in flags]
     with serve(mini_int8, "--step-ms", 0, *flags) as s:
         assert answers(s, requests(200), 32, seed=len(flags)) == each_alone
         if SMALL[0] in flags:
             assert metric(s, "vllm:num_preemptions_total") > 0
         if "--draft-tokens" in flags:
             assert metric(s, "vllm:spec_decode_num_accepted_tokens_total") > 0
+        if "--kv-disk" in flags:
+            assert metric(s, "metainfer:kv_disk_written_total") > 0
+            assert (metric(s, "metainfer:kv_disk_hits_total") > 0) == (SMALL[0] in flags)
+            assert metric(s, "metainfer:kv_disk_errors_total") == 0
         assert (metric(s, "vllm:prefix_cache_hits_total") > 0) == ("--no-prefix-cache" not in flags)
         assert metric(s, "vllm:kv_cache_usage_perc") == 0, "all pages are back"

@@ -8,8 +8,14 @@
 
 namespace mi::runtime::kv {
 
-Cache::Cache(int64_t pages, bool reuse, std::function<void(std::span<const int32_t>)> freed)
-    : pool_(pages, std::move(freed)), reuse_(reuse), holders_(size_t(pages), 0), nodes_(size_t(pages)) {}
+Cache::Cache(int64_t pages, bool reuse, std::function<void(std::span<const int32_t>)> freed, Below below)
+    : pool_(pages, std::move(freed)),
+      reuse_(reuse),
+      below_(std::move(below)),
+      holders_(size_t(pages), 0),
+      nodes_(size_t(pages)) {
+  MI_CHECK(reuse || !below_.store, "a store below a cache that keeps nothing");
+}
 
 bool Cache::cover(PageTable* table, int64_t tokens) {
   const int64_t more = pages_for(tokens) - table->size();
@@ -66,6 +72,9 @@ void Cache::publish(PageTable* table, std::string_view salt, std::span<const int
     n.children = 0;
     n.salt = parent < 0 ? std::string(salt) : std::string();
     n.tokens.assign(content.begin(), content.end());
+    n.record = {};
+    n.published = ++published_;
+    if (store()) to_save_.emplace(n.published, page);
     places_.emplace(place(parent, salt, content), page);
     if (parent >= 0) ++nodes_[size_t(parent)].children;
   }
@@ -114,11 +123,70 @@ void Cache::let_go(int32_t page) {
     idle_.insert({n.used_at, page});
 }
 
+std::vector<RecordId> Cache::below(const PageTable& table, std::string_view salt, std::span<const int32_t> tokens) {
+  if (!store()) return {};
+  const int64_t known = table.known_, whole = (int64_t(tokens.size()) - 1) / kPageTokens;
+  // What is used here is used there as well, or it would be gone at the next start.
+  if (known > 0) store()->touch(nodes_[size_t(table.pages_[size_t(known - 1)])].record);
+  if (known >= whole) return {};
+  std::vector<RecordId> ids = store()->match(salt, tokens, whole);
+  ids.erase(ids.begin(), ids.begin() + std::min<int64_t>(known, int64_t(ids.size())));
+  store()->count_misses(whole - known - int64_t(ids.size()));
+  return ids;
+}
+
+void Cache::restore(PageTable* table, int64_t i, std::span<const std::byte> from) const {
+  MI_CHECK(i >= table->known_ && i < table->size());
+  below_.restore(table->pages_[size_t(i)], from);
+}
+
+bool Cache::is_saved(int32_t page) const { return store()->has(nodes_[size_t(page)].record); }
+
+// Those before it first: below what is not in the store nothing is found. Returns how many were copied; whether the
+// page is saved then, is_saved() tells.
+int64_t Cache::save(int32_t page) {
+  std::vector<int32_t> path;
+  for (int32_t p = page; p >= 0 && !is_saved(p); p = nodes_[size_t(p)].parent) path.push_back(p);
+  int64_t copied = 0;
+  for (auto p = path.rbegin(); p != path.rend(); ++p) {
+    Node& n = nodes_[size_t(*p)];
+    const RecordId parent = n.parent < 0 ? RecordId{} : nodes_[size_t(n.parent)].record;
+    if (n.parent >= 0 && !store()->has(parent)) break;  // it had to make room for this one
+    n.record = store()->find(parent, n.salt, n.tokens);
+    if (!n.record.none()) continue;
+    if (!store()->can_write()) break;
+    n.record = store()->write(parent, n.salt, n.tokens, [&](std::span<std::byte> to) { below_.save(*p, to); });
+    if (n.record.none()) break;
+    ++copied;
+  }
+  return copied;
+}
+
+int64_t Cache::write_behind(int64_t most) {
+  if (!store()) return 0;
+  int64_t copied = 0;
+  while (!to_save_.empty() && copied < most) {
+    const int32_t page = to_save_.begin()->second;
+    copied += save(page);
+    if (!is_saved(page) && !store()->can_write()) break;
+    to_save_.erase(to_save_.begin());
+  }
+  return copied;
+}
+
+bool Cache::unsaved() const {
+  return store() && (store()->writing() > 0 || (!to_save_.empty() && store()->can_write()));
+}
+
 void Cache::give_up_oldest() {
   MI_CHECK(!idle_.empty(), "{} idle pages and no leaf among them", inner_idle_);
   const int32_t page = idle_.begin()->second;
   idle_.erase(idle_.begin());
   ++given_up_;
+  if (store() && !is_saved(page)) {
+    save(page);
+    if (!is_saved(page)) store()->count_dropped(1);
+  }
   forget(page);
   pool_.give_back(std::span(&page, 1));
 }
@@ -130,6 +198,8 @@ void Cache::forget(int32_t page) {
   n.known = false;
   n.tokens.clear();
   n.salt.clear();
+  n.record = {};
+  to_save_.erase(n.published);
   if (n.parent < 0) return;
   Node& above = nodes_[size_t(n.parent)];
   if (--above.children == 0 && holders_[size_t(n.parent)] == 0) {
@@ -159,6 +229,9 @@ void Cache::check_invariants() const {
   MI_CHECK_EQ(leaves, int64_t(idle_.size()));
   MI_CHECK_EQ(inner, inner_idle_);
   MI_CHECK_EQ(known, int64_t(places_.size()));
+  for (const auto& [published, page] : to_save_)
+    MI_CHECK(nodes_[size_t(page)].known && nodes_[size_t(page)].published == published);
+  if (store()) store()->check_invariants();
   MI_CHECK_EQ(held, used_pages());
   MI_CHECK_EQ(held + leaves + inner + pool_.free_pages(), total());
 }

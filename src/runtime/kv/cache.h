@@ -10,10 +10,15 @@
 // Every page is free, held by one or more sequences, or idle: whole, known, held by none. Idle pages are given up for
 // new ones, the least recently used first, and from the leaves, so that what is left can be found.
 // free_pages() + used_pages() == total() always. Not thread-safe.
+//
+// With a store below, pages that are known are written to it in the order in which they became whole, a few at a time,
+// so that most of them are there when they are given up, and a later process finds them. below() tells what it has of a
+// prompt.
 
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <memory>
 #include <set>
 #include <span>
 #include <string>
@@ -23,13 +28,22 @@
 
 #include "runtime/kv/page_pool.h"
 #include "runtime/kv/page_table.h"
+#include "runtime/kv/store.h"
 
 namespace mi::runtime::kv {
 
+// The store, and how it gets at what pages hold.
+struct Below {
+  std::shared_ptr<Store> store;  // null: none
+  std::function<void(int32_t page, std::span<std::byte> to)> save;
+  std::function<void(int32_t page, std::span<const std::byte> from)> restore;
+};
+
 class Cache {
  public:
-  // reuse: false keeps nothing, pages are free as soon as nobody holds them. freed: as for PagePool.
-  Cache(int64_t pages, bool reuse, std::function<void(std::span<const int32_t>)> freed = {});
+  // reuse: false keeps nothing, pages are free as soon as nobody holds them; then there is no store. freed: as for
+  // PagePool.
+  Cache(int64_t pages, bool reuse, std::function<void(std::span<const int32_t>)> freed = {}, Below below = {});
 
   int64_t total() const { return pool_.total(); }
   int64_t free_pages() const { return pool_.free_pages() + idle_pages(); }  // for who asks: idle ones are given up
@@ -47,6 +61,16 @@ class Cache {
   // another sequence has made known already is exchanged for that one.
   void publish(PageTable* table, std::string_view salt, std::span<const int32_t> tokens, int64_t computed);
 
+  Store* store() const { return below_.store.get(); }
+  // For a table that match() filled, and that is used now: what the store has of the whole pages behind those.
+  std::vector<RecordId> below(const PageTable& table, std::string_view salt, std::span<const int32_t> tokens);
+  // Page i of the table, whose tokens the store had, holds now what it gave; publish() is to follow.
+  void restore(PageTable* table, int64_t i, std::span<const std::byte> from) const;
+  // Hands pages to the store, at most so many, as far as it takes them. Returns how many it took.
+  int64_t write_behind(int64_t most);
+  // Pages wait for write_behind(), or are on their way to the disk.
+  bool unsaved() const;
+
   void check_invariants() const;
 
  private:
@@ -57,18 +81,24 @@ class Cache {
     uint64_t used_at = 0;
     std::string salt;  // of a page without a parent
     std::vector<int32_t> tokens;
+    RecordId record;         // the store's, if it still has that one
+    uint64_t published = 0;  // order of becoming known
   };
   static uint64_t place(int32_t parent, std::string_view salt, std::span<const int32_t> tokens);
   int32_t find(int32_t parent, std::string_view salt, std::span<const int32_t> tokens) const;
   bool is_leaf_idle(int32_t page) const;
   void hold(int32_t page);
   void let_go(int32_t page);
+  bool is_saved(int32_t page) const;
+  int64_t save(int32_t page);
   void give_up_oldest();
   void forget(int32_t page);
 
   PagePool pool_;
   const bool reuse_;
-  uint64_t clock_ = 0, given_up_ = 0;
+  const Below below_;
+  uint64_t clock_ = 0, given_up_ = 0, published_ = 0;
+  std::map<uint64_t, int32_t> to_save_;                // Node::published -> page, known and perhaps not in the store
   std::vector<int32_t> holders_;                       // by page
   std::vector<Node> nodes_;                            // by page
   std::unordered_multimap<uint64_t, int32_t> places_;  // hash of parent, salt and tokens -> page
