@@ -96,32 +96,28 @@ LayerCapture capture_layer(PieceEngine& engine, const ir::Block& block, int32_t 
 
 std::vector<float> gram_matrix(const Fed& f, std::span<const int64_t> rows, std::span<const float> divisor,
                                hw::ThreadPool* pool) {
-  const int64_t k = f.cols, n = int64_t(rows.size());
-  std::vector<float> scaled;  // the rows, divided
-  scaled.reserve(size_t(n * k));
-  for (int64_t r : rows)
-    for (int64_t i = 0; i < k; ++i) {
-      const float x = f.rows[size_t(r * k + i)];
-      scaled.push_back(divisor.empty() ? x : x / divisor[size_t(i)]);
+  const int64_t cols = f.cols, n = int64_t(rows.size()), k = (cols + kGramColumns - 1) / kGramColumns * kGramColumns;
+  std::vector<float> scaled(size_t(n * k));  // the rows, divided, with zeros up to k
+  for (int64_t r = 0; r < n; ++r)
+    for (int64_t i = 0; i < cols; ++i) {
+      const float x = f.rows[size_t(rows[size_t(r)] * cols + i)];
+      scaled[size_t(r * k + i)] = divisor.empty() ? x : x / divisor[size_t(i)];
     }
   std::vector<float> h(size_t(k * k));
-  // Some rows of the upper half, for some rows of x at a time: both stay in the caches.
-  constexpr int64_t kTaskRows = 16, kBlock = 64;
-  const int64_t tasks = (k + kTaskRows - 1) / kTaskRows;
+  constexpr int64_t kBlock = 64;  // rows that stay in the caches while tiles of the upper half go by
+  const int64_t tasks = k / kGramColumns;
   const auto task = [&](int64_t t, int) {
     for (int64_t r0 = 0; r0 < n; r0 += kBlock)
-      for (int64_t i = t * kTaskRows; i < std::min(k, (t + 1) * kTaskRows); ++i)
-        for (int64_t r = r0; r < std::min(n, r0 + kBlock); ++r) {
-          const float* x = scaled.data() + r * k;
-          if (x[i] != 0) subtract_scaled(h.data() + i * k + i, x + i, -x[i], k - i);
-        }
+      for (int64_t i = t * kGramColumns; i < (t + 1) * kGramColumns; i += kGramRows)
+        add_products(h.data(), scaled.data() + r0 * k, std::min(n - r0, kBlock), k, i);
   };
   if (pool)
     pool->run(tasks, task);
   else
     for (int64_t t = 0; t < tasks; ++t) task(t, 0);
-  for (int64_t i = 0; i < k; ++i)
-    for (int64_t j = 0; j < i; ++j) h[size_t(i * k + j)] = h[size_t(j * k + i)];
+  for (int64_t i = 0; i < cols; ++i)
+    for (int64_t j = 0; j < cols; ++j) h[size_t(i * cols + j)] = i <= j ? h[size_t(i * k + j)] : h[size_t(j * cols + i)];
+  h.resize(size_t(cols * cols));
   return h;
 }
 

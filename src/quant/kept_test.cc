@@ -205,14 +205,19 @@ struct KeptRunTest : ::testing::Test {
 const auto kWentOn = Contains(HasSubstr("went on from an earlier run"));
 
 TEST_F(KeptRunTest, TheSameRunGoesOnAndGivesTheSameBytes) {
-  for (const char* yaml : {"smooth_quant: {down: true}", "weight_bits: 4, group_size: 32", "rounding: gptq, activation_scheme: per_tensor"}) {
+  for (const char* yaml : {"smooth_quant: {down: true}", "weight_bits: 4, group_size: 32", "rounding: gptq, activation_scheme: per_tensor",
+                           "saturation: {percentile: 99, layers: [\"re:.*down\"]}"}) {
     SCOPED_TRACE(yaml);
     const QuantizeOptions o = options(yaml);
-    EXPECT_THAT(whole(o).notes, Not(kWentOn));
+    const QuantizeReport once = whole(o);
+    EXPECT_THAT(once.notes, Not(kWentOn));
     const auto expected = files_of(o.output);
     fs::remove_all(o.output);
     broken_off(o);
-    EXPECT_THAT(whole(o).notes, kWentOn);
+    const QuantizeReport resumed = whole(o);
+    EXPECT_THAT(resumed.notes, kWentOn);
+    EXPECT_EQ(std::tie(resumed.smoothed_sites, resumed.static_scales, resumed.saturated),
+              std::tie(once.smoothed_sites, once.static_scales, once.saturated));
     EXPECT_EQ(files_of(o.output), expected);
     fs::remove_all(o.output);
   }

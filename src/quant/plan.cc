@@ -41,7 +41,8 @@ void take(Planned& plan, const QuantConfig& asked, const std::vector<LayerFormat
   plan.config.layers.clear();
   for (size_t u = 0; u < units.size(); ++u) plan.config.layers.emplace_back(units[u].name, plan.picked->formats[u]);
   plan.config.layers.insert(plan.config.layers.end(), asked.layers.begin(), asked.layers.end());
-  plan.reasons = explain(plan.sensitivity, plan.costs, *plan.picked, formats);
+  plan.reasons = plan.found;
+  for (std::string& line : explain(plan.sensitivity, plan.costs, *plan.picked, formats)) plan.reasons.push_back(std::move(line));
 }
 
 }  // namespace
@@ -90,17 +91,18 @@ Result<Planned> plan_recipe(const QuantizeOptions& o, const PlanOptions& p, hw::
   }
   if (c.sensitive_auto) {
     c.sensitive_auto = false;
-    for (const Candidate* unit : float_units(s, c.bound)) {
-      c.sensitive_layers.push_back(unit->name);
-      out.reasons.push_back(fmt::format("{} stays float: at int8 it alone has a KL of {:.5f}", unit->name, unit->kl));
-    }
+    if (!p.search)  // which has a format for every part
+      for (const Candidate* unit : float_units(s, c.bound)) {
+        c.sensitive_layers.push_back(unit->name);
+        out.found.push_back(fmt::format("{} stays float: at int8 it alone has a KL of {:.5f}", unit->name, unit->kl));
+      }
   }
   if (c.activations == ActivationScheme::kAuto) {
     c.activations = ActivationScheme::kPerTensor;
     std::vector<std::pair<std::string, ActivationScheme>> found;
     for (const Candidate* v : per_token_values(s, c.bound)) {
       for (const std::string& module : readers_of(mir.graph, v->layer, v->value)) found.emplace_back(module, ActivationScheme::kPerToken);
-      out.reasons.push_back(fmt::format("{} keeps a scale per token: with a static one it alone has a KL of {:.5f}", v->name, v->kl));
+      out.found.push_back(fmt::format("{} keeps a scale per token: with a static one it alone has a KL of {:.5f}", v->name, v->kl));
     }
     found.insert(found.end(), c.activation_layers.begin(), c.activation_layers.end());
     c.activation_layers = std::move(found);
@@ -112,11 +114,12 @@ Result<Planned> plan_recipe(const QuantizeOptions& o, const PlanOptions& p, hw::
       if (!(t.per_token > 0 && t.saturated <= kLessError * t.per_token)) continue;
       ++found;
       for (const std::string& module : readers_of(mir.graph, t.layer, t.value)) c.saturated_layers.push_back(module);
-      out.reasons.push_back(fmt::format("layers.{}.{} saturates: with it the layer's error from this input is {:.3f} %, without {:.3f} %",
+      out.found.push_back(fmt::format("layers.{}.{} saturates: with it the layer's error from this input is {:.3f} %, without {:.3f} %",
                                         t.layer, t.value, 100 * t.saturated, 100 * t.per_token));
     }
-    out.reasons.push_back(fmt::format("saturation at the {:g}th percentile helps {} of {} inputs", c.saturation_percentile, found, s.saturation.size()));
+    out.found.push_back(fmt::format("saturation at the {:g}th percentile helps {} of {} inputs", c.saturation_percentile, found, s.saturation.size()));
   }
+  out.reasons = out.found;
   if (p.search) take(out, o.config, p.formats);
   return out;
 }

@@ -29,7 +29,8 @@ struct Planned {
   std::vector<MixedChoice> front;  // of a search
   CostTable costs;
   std::optional<MixedChoice> picked;
-  std::vector<std::string> reasons;  // a line each
+  std::vector<std::string> found;    // what the autos found, a line each
+  std::vector<std::string> reasons;  // ... and, of a search, why each part has its format
 };
 
 bool needs_plan(const QuantConfig& c);

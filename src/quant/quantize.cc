@@ -150,7 +150,7 @@ class Walk {
     Progress progress("quantize", uint64_t(report_.bytes_before), true);
     place_ = 0;
     if (writer.first() > 0)
-      report_.notes.push_back(fmt::format("went on from an earlier run: {} of {} tensors were there", writer.first(), writer.order().size()));
+      report_.notes.push_back(fmt::format("went on from an earlier run: {} of {} tensors were there; alphas and gptq of their layers are not told again", writer.first(), writer.order().size()));
     MI_TRY_VOID(write(writer, -1, round_layer(mir_, rounded_.graph.prologue, -1, {}, o_.config, pool_), &progress));
     for (const ir::Block* b : {&mir_.graph.prologue, &mir_.graph.epilogue}) MI_TRY_VOID(check_finite(mir_, *b, -1));
     if (!set_.sequences.empty()) MI_TRY_VOID(embed());
@@ -264,6 +264,7 @@ class Walk {
 
   Result<RoundedLayer> one_layer(int32_t layer, const Choice& choice, const ir::MirWriter& writer) {
     MI_TRY_VOID(check_finite(mir_, mir_.graph.block_of(layer), layer));
+    count(layer, choice);
     const bool there = layer_ends(layer, writer.order()) <= writer.first();
     if (there && set_.sequences.empty()) return RoundedLayer{};
     LayerPlan plan;
@@ -291,14 +292,9 @@ class Walk {
     }
     if (o_.config.smooth && !there) {
       plan.smoothing = plan_smoothing(mir_, mir_.graph.block_of(layer), choice, seen, o_.config, pool_, &report_.notes);
-      report_.smoothed_sites += plan.smoothing.sites;
       if (!plan.smoothing.alpha.empty()) report_.alphas[layer] = plan.smoothing.alpha;
     }
     if (scales_.any() && !there) plan.constants = scales_.measure(seen, plan.smoothing, o_.config);
-    for (const auto& [value, fed] : seen.values) {
-      report_.static_scales += scales_.is_static(layer, value);
-      report_.saturated += scales_.saturates(layer, value);
-    }
     RoundedLayer rounded;
     if (there) {
       MI_TRY_VOID(read_back(layer, writer, &rounded));
@@ -320,6 +316,18 @@ class Walk {
       report_.layers.back().weight_error = rounded.error.relative();
     }
     return rounded;
+  }
+
+  // What the recipe does to a layer, also to one that an earlier run has made.
+  void count(int32_t layer, const Choice& choice) {
+    const ir::Block& b = mir_.graph.block_of(layer);
+    std::set<std::string> values;
+    for (const MatrixUse& u : matrix_uses(b)) values.insert(u.value);
+    for (const std::string& value : values) {
+      report_.static_scales += scales_.is_static(layer, value);
+      report_.saturated += scales_.saturates(layer, value);
+    }
+    if (o_.config.smooth) report_.smoothed_sites += smoothed_sites(mir_, b, layer, choice, o_.config.smooth_down);
   }
 
   // The first calibration tokens through every expert of the layer.

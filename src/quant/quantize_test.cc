@@ -413,6 +413,50 @@ TEST_F(QuantizeTest, SensitivityAgreesWithTheRealThing) {
   }
 }
 
+// ... and so is that of all of them together.
+TEST_F(QuantizeTest, JointKlIsThatOfTheWholeModel) {
+  std::ofstream text(dir.path / "text.jsonl");
+  const Sequences s = random_ids(std::vector<int64_t>(40, 32), 50);
+  for (const auto& ids : s) text << "{\"ids\": " << Json(ids).dump() << "}\n";
+  text.close();
+  const Sensitivity a = sensitivity(mir, s, dir.path / "piece");
+  ASSERT_EQ(a.joint.size(), 2u);
+  for (const Joint& j : a.joint) {
+    QuantizeOptions o = options(recipe(std::string("layers: {\"re:layers.*\": ") + layer_format_name(j.format) + "}"));
+    o.calibration = dir.path / "text.jsonl";
+    o.held_out = o.calibration;
+    o.compare_tokens = 0;
+    EXPECT_NEAR(j.kl / quantized(o).predictions.mean_kl, 1, 0.5) << layer_format_name(j.format);
+    double sum = 0;
+    for (const Unit& u : a.units) sum += a.find(u.name, j.format)->kl;
+    EXPECT_NEAR(j.sum, sum, 1e-12);
+  }
+}
+
+TEST_F(QuantizeTest, SensitivityTakesEachLayersOwnAlpha) {
+  const ir::MirDir m = ir::MirDir::open(mir).value();
+  const Sequences s = random_ids(std::vector<int64_t>(20, 32), 50);
+  const auto errors = [&](const char* smooth) {
+    SensitivityOptions o;
+    o.config = recipe(fmt::format("smooth_quant: {}", smooth));
+    o.formats = o.measured = {LayerFormat::kInt8};
+    o.sample_tokens = 128;
+    o.scratch = dir.path / "piece";
+    hw::ThreadPool pool(2);
+    std::map<int32_t, std::vector<double>> e;
+    const auto found = measure_sensitivity(m, s, o, pool);
+    EXPECT_TRUE(found.ok());
+    for (const Candidate& c : found->candidates) e[c.layer].push_back(c.error);
+    return e;
+  };
+  auto low = errors("{alpha: 0.3}"), high = errors("{alpha: 0.8}"), mixed = errors("{alpha: 0.3, layers: {1: 0.8}}");
+  EXPECT_NE(low[0], high[0]);
+  EXPECT_NE(low[1], high[1]);
+  EXPECT_EQ(mixed[0], low[0]);
+  EXPECT_EQ(mixed[1], high[1]);
+  EXPECT_EQ(mixed[2], low[2]);
+}
+
 TEST_F(QuantizeTest, ARoundedModelHasNoSensitivity) {
   const TempDir other;
   hw::ThreadPool pool(1);
@@ -440,6 +484,19 @@ TEST_F(QuantizeTest, ASearchStaysWithinItsLimitsAndRepeats) {
   const QuantizeOptions again = options(load_quant_config(o.output / "recipe.yaml").value());
   quantized(again);
   EXPECT_EQ(files_of(again.output), files_of(o.output));
+}
+
+TEST_F(QuantizeTest, ASearchSaysWhatTheAutosFoundToo) {
+  PlanOptions p;
+  p.search = true;
+  p.sample_tokens = 128;
+  hw::ThreadPool pool(2);
+  const auto plan = plan_recipe(options(recipe(std::string(kText) + ", saturation: {layers: auto}, sensitive_layers: auto")), p, pool);
+  ASSERT_TRUE(plan.ok()) << plan.error().message();
+  EXPECT_THAT(plan->reasons, Contains(HasSubstr("saturation at the")));
+  EXPECT_THAT(plan->reasons, Contains(HasSubstr("layers.0.attn ")));
+  EXPECT_EQ(plan->reasons.size(), plan->found.size() + plan->sensitivity.units.size());
+  EXPECT_TRUE(plan->config.sensitive_layers.empty());  // the search has a format for every part
 }
 
 TEST_F(QuantizeTest, TheUsersOwnWordIsTheLast) {

@@ -22,7 +22,8 @@ bool dominates(const MixedChoice& a, const MixedChoice& b) {
 }
 
 struct Option {
-  double kl, seconds, bytes;
+  double kl;  // to the power at which it adds up
+  double seconds, bytes;
 };
 
 std::string yaml_quoted(const std::string& s) {
@@ -42,7 +43,7 @@ std::vector<MixedChoice> pareto_front(const Sensitivity& s, const CostTable& cos
   double all_seconds = 0, all_bytes = 0, all_kl = 0;
   for (size_t u = 0; u < s.units.size(); ++u)
     for (LayerFormat f : formats) {
-      options[u].push_back({kl_of(s, s.units[u], f), costs.seconds(s.units[u], f),
+      options[u].push_back({std::pow(kl_of(s, s.units[u], f), s.power), costs.seconds(s.units[u], f),
                             double(unit_bytes(s.units[u], f, float_type))});
       all_kl += options[u].back().kl;
       all_seconds = std::max(all_seconds, options[u].back().seconds * double(s.units.size()));
@@ -70,6 +71,7 @@ std::vector<MixedChoice> pareto_front(const Sensitivity& s, const CostTable& cos
         expert_weights += n;
       }
     }
+    c.kl = std::pow(c.kl, 1 / s.power);
     c.bits = weights > 0 ? bits / weights : 0;
     c.expert_bits = expert_weights > 0 ? expert_bits / expert_weights : 0;
     return c;
@@ -141,22 +143,22 @@ std::vector<std::string> explain(const Sensitivity& s, const CostTable& costs, c
 
 namespace {
 
-// Of the candidates that count: the dearest ones, without which the rest stays within max_kl together.
+// Of the candidates that count: the dearest ones, without which the rest stays within max_kl together. kl^power adds up.
 template <typename Counts>
-std::vector<const Candidate*> dearest(const Sensitivity& s, double max_kl, Counts counts) {
+std::vector<const Candidate*> dearest(const Sensitivity& s, double max_kl, double power, Counts counts) {
   std::vector<const Candidate*> all;
   double sum = 0;
   for (const Candidate& c : s.candidates)
     if (counts(c)) {
       all.push_back(&c);
-      sum += c.kl;
+      sum += std::pow(c.kl, power);
     }
   std::stable_sort(all.begin(), all.end(), [](const Candidate* a, const Candidate* b) { return a->kl > b->kl; });
   std::vector<const Candidate*> kept;
   for (const Candidate* c : all) {
-    if (sum <= max_kl) break;
+    if (sum <= std::pow(max_kl, power)) break;
     kept.push_back(c);
-    sum -= c->kl;
+    sum -= std::pow(c->kl, power);
   }
   return kept;
 }
@@ -164,11 +166,11 @@ std::vector<const Candidate*> dearest(const Sensitivity& s, double max_kl, Count
 }  // namespace
 
 std::vector<const Candidate*> per_token_values(const Sensitivity& s, double max_kl) {
-  return dearest(s, max_kl, [](const Candidate& c) { return c.static_scale; });
+  return dearest(s, max_kl, 1, [](const Candidate& c) { return c.static_scale; });
 }
 
 std::vector<const Candidate*> float_units(const Sensitivity& s, double max_kl) {
-  return dearest(s, max_kl, [](const Candidate& c) { return !c.static_scale && c.format == LayerFormat::kInt8; });
+  return dearest(s, max_kl, s.power, [](const Candidate& c) { return !c.static_scale && c.format == LayerFormat::kInt8; });
 }
 
 std::string recipe_text(const QuantConfig& c, const std::vector<std::string>& comments) {

@@ -2,9 +2,9 @@
 // Mixed precision: a format for each unit, so that a token takes the least time (or memory) while the model's
 // predictions stay within a bound.
 //
-// The errors of different units are nearly independent, so the KL divergence of a choice is predicted as the sum of its
-// units' own. Times are those of this machine's kernels (CostTable). The choices that nobody beats in all of KL, time
-// and bytes are the front; its convex part is found exactly: for each exchange rate of time (or bytes) against KL, every
+// The KL divergence of a choice is predicted from its units' own, as (sum of kl^p)^(1/p) with the p that fits all units
+// rounded together (Sensitivity::power): kl^p is what adds up. Times are those of this machine's kernels (CostTable). The choices that nobody beats in all of KL, time
+// and bytes are the front; its convex part is found exactly: for each exchange rate of time (or bytes) against it, every
 // unit takes its best format on its own.
 
 #include <limits>
@@ -43,8 +43,8 @@ Result<MixedChoice> pick(const std::vector<MixedChoice>& front, const SearchLimi
 std::vector<std::string> explain(const Sensitivity& s, const CostTable& costs, const MixedChoice& c,
                                  const std::vector<LayerFormat>& formats);
 
-// Static activation scales wherever the predicted KL of all of them together stays below the bound: the values that
-// keep a scale per token, as "layers.3.h", the worst first.
+// Static activation scales wherever the sum of their KLs, which is more than all of them together cost, stays below the
+// bound: the values that keep a scale per token, as "layers.3.h", the worst first.
 std::vector<const Candidate*> per_token_values(const Sensitivity& s, double max_kl);
 
 // Units that stay float so that the predicted KL of the others at int8 is within the bound: the fewest.

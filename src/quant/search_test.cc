@@ -68,25 +68,28 @@ TEST_F(SearchTest, NobodyOnTheFrontIsBeaten) {
 }
 
 TEST_F(SearchTest, NumbersOfAChoiceAreSumsOverItsUnits) {
-  for (const MixedChoice& c : front) {
-    ASSERT_EQ(c.formats.size(), s.units.size());
-    double kl = 0, seconds = 0, weights = 0, expert_weights = 0, expert_bytes = 0;
-    int64_t bytes = 0;
-    for (size_t u = 0; u < s.units.size(); ++u) {
-      const Candidate* found = s.find(s.units[u].name, c.formats[u]);
-      kl += c.formats[u] == LayerFormat::kFloat ? 0 : found->kl;
-      seconds += costs.seconds(s.units[u], c.formats[u]);
-      const int64_t b = unit_bytes(s.units[u], c.formats[u], DType::kBF16);
-      const UnitMatrix& m = s.units[u].matrices[0];
-      bytes += b;
-      weights += m.count * double(m.n * m.k);
-      if (s.units[u].mark == ir::Mark::kExpert) expert_weights += m.count * double(m.n * m.k), expert_bytes += double(b);
+  for (const double power : {1.0, 2.5}) {
+    s.power = power;
+    for (const MixedChoice& c : pareto_front(s, costs, kFormats, DType::kBF16)) {
+      ASSERT_EQ(c.formats.size(), s.units.size());
+      double kl = 0, seconds = 0, weights = 0, expert_weights = 0, expert_bytes = 0;
+      int64_t bytes = 0;
+      for (size_t u = 0; u < s.units.size(); ++u) {
+        const Candidate* found = s.find(s.units[u].name, c.formats[u]);
+        kl += c.formats[u] == LayerFormat::kFloat ? 0 : std::pow(found->kl, power);
+        seconds += costs.seconds(s.units[u], c.formats[u]);
+        const int64_t b = unit_bytes(s.units[u], c.formats[u], DType::kBF16);
+        const UnitMatrix& m = s.units[u].matrices[0];
+        bytes += b;
+        weights += m.count * double(m.n * m.k);
+        if (s.units[u].mark == ir::Mark::kExpert) expert_weights += m.count * double(m.n * m.k), expert_bytes += double(b);
+      }
+      EXPECT_NEAR(c.kl, std::pow(kl, 1 / power), 1e-12);
+      EXPECT_NEAR(c.seconds, seconds, 1e-12);
+      EXPECT_EQ(c.bytes, bytes);
+      EXPECT_NEAR(c.bits, 8 * double(bytes) / weights, 1e-9);
+      EXPECT_NEAR(c.expert_bits, 8 * expert_bytes / expert_weights, 1e-9);
     }
-    EXPECT_NEAR(c.kl, kl, 1e-12);
-    EXPECT_NEAR(c.seconds, seconds, 1e-12);
-    EXPECT_EQ(c.bytes, bytes);
-    EXPECT_NEAR(c.bits, 8 * double(bytes) / weights, 1e-9);
-    EXPECT_NEAR(c.expert_bits, 8 * expert_bytes / expert_weights, 1e-9);
   }
 }
 
@@ -213,6 +216,43 @@ TEST(AutomaticTest, FloatUnitsAreTheFewest) {
   EXPECT_THAT(names(float_units(s, 0.0061)), ElementsAre("u1", "u3"));
   EXPECT_THAT(names(float_units(s, 0.0031)), ElementsAre("u1", "u3", "u4"));
   EXPECT_EQ(float_units(s, 0).size(), 5u);
+}
+
+// Four parts of 0.2 each: 0.8 in sum, 0.4 as the root of their squares.
+TEST(PowerTest, IsTheOneThatFitsWhatWasMeasured) {
+  Sensitivity s;
+  for (int i = 0; i < 4; ++i) {
+    s.candidates.push_back(candidate("u" + std::to_string(i), LayerFormat::kInt8, 0.002));
+    s.candidates.push_back(candidate("u" + std::to_string(i), LayerFormat::kInt4G32, 0.2));
+    s.candidates.push_back(candidate("u" + std::to_string(i), LayerFormat::kInt4G128, 77));  // did not run together
+    s.candidates.push_back(candidate("u" + std::to_string(i), LayerFormat::kInt8, 33, true));
+  }
+  s.joint = {{LayerFormat::kInt4G32, 0.4, 0}};
+  s.fit_power();
+  EXPECT_NEAR(s.power, 2, 1e-9);
+  EXPECT_NEAR(s.joint[0].sum, 0.8, 1e-12);
+  EXPECT_NEAR(s.together({0.3, 0.4}), 0.5, 1e-9);
+  // Two that disagree: the errors of the two predictions are equal and opposite.
+  s.joint = {{LayerFormat::kInt8, 0.008, 0}, {LayerFormat::kInt4G32, 0.4, 0}};
+  s.fit_power();
+  EXPECT_GT(s.power, 1);
+  EXPECT_LT(s.power, 2);
+  EXPECT_NEAR(s.together({0.002, 0.002, 0.002, 0.002}) / 0.008 * s.together({0.2, 0.2, 0.2, 0.2}) / 0.4, 1, 1e-9);
+  s.joint = {{LayerFormat::kInt8, 0.008, 0}};  // they add up
+  s.fit_power();
+  EXPECT_NEAR(s.power, 1, 1e-9);
+  s.joint.clear();
+  s.fit_power();
+  EXPECT_EQ(s.power, 1);
+}
+
+TEST(AutomaticTest, FloatUnitsTogetherCostWhatThePowerSays) {
+  Sensitivity s;
+  for (int i = 0; i < 4; ++i) s.candidates.push_back(candidate("u" + std::to_string(i), LayerFormat::kInt8, 0.2));
+  EXPECT_EQ(float_units(s, 0.41).size(), 2u);
+  s.power = 2;
+  EXPECT_EQ(float_units(s, 0.41).size(), 0u);
+  EXPECT_EQ(float_units(s, 0.39).size(), 1u);
 }
 
 TEST(AutomaticTest, PerTokenValuesAreTheFewest) {

@@ -55,6 +55,10 @@ class Analyst {
       ends.run_embedding(calibration_, calibration_rows_);
       ends.run_embedding(sample_, rows_);
     }
+    for (LayerFormat f : o_.measured) {
+      s_.joint.push_back({f, 0, 0});
+      joint_rows_.push_back(rows_);
+    }
     Progress progress("sensitivity, layers", uint64_t(mir_.graph.info.layers), false);
     for (int32_t layer = 0; layer < mir_.graph.info.layers; ++layer) {
       MI_TRY_VOID(one_layer(layer));
@@ -63,6 +67,7 @@ class Analyst {
     progress.done();
     MI_TRY_VOID(head());
     estimate();
+    s_.fit_power();
     std::stable_sort(s_.peaks.begin(), s_.peaks.end(), [](const Peak& a, const Peak& b) {
       return std::pair(a.massive(), a.ratio()) > std::pair(b.massive(), b.ratio());
     });
@@ -88,8 +93,12 @@ class Analyst {
   }
 
   // The recipe for a one-layer model in which nothing is rounded yet.
-  QuantConfig float_config() const {
+  QuantConfig float_config(int32_t layer) const {
     QuantConfig config = o_.config;
+    // The piece's layer is its layer 0.
+    config.layer_alpha.clear();
+    if (const auto it = o_.config.layer_alpha.find(layer); it != o_.config.layer_alpha.end())
+      config.layer_alpha[0] = it->second;
     config.layers = {{"re:.*", LayerFormat::kFloat}};
     config.sensitive_layers.clear();
     config.activations = ActivationScheme::kPerToken;
@@ -100,8 +109,8 @@ class Analyst {
 
   // ... with the matrices that read a value at int8.
   enum class Scale : uint8_t { kPerToken, kStatic, kSaturates };
-  QuantConfig value_config(const ir::MirDir& one, const std::string& value, Scale scale) const {
-    QuantConfig config = float_config();
+  QuantConfig value_config(const ir::MirDir& one, int32_t layer, const std::string& value, Scale scale) const {
+    QuantConfig config = float_config(layer);
     config.rounding = Rounding::kNearest;
     for (const MatrixUse& u : matrix_uses(one.graph.blocks[0])) {
       const ir::WeightDecl& d = one.graph.blocks[0].weights[size_t(u.weight)];
@@ -117,9 +126,17 @@ class Analyst {
 
   // ... with only what the candidate names rounded.
   QuantConfig config_of(const ir::MirDir& one, const Candidate& c) const {
-    if (c.static_scale) return value_config(one, c.value, Scale::kStatic);
-    QuantConfig config = float_config();
+    if (c.static_scale) return value_config(one, c.layer, c.value, Scale::kStatic);
+    QuantConfig config = float_config(c.layer);
     config.layers.emplace_back(in_piece(c.name, c.layer), c.format);
+    return config;
+  }
+
+  // ... with all of a layer's units in one format.
+  QuantConfig joint_config(int32_t layer, LayerFormat f) const {
+    QuantConfig config = float_config(layer);
+    for (const Unit& u : s_.units)
+      if (u.layer == layer) config.layers.emplace_back(in_piece(u.name, layer), f);
     return config;
   }
 
@@ -189,13 +206,18 @@ class Analyst {
       for (const std::string& v : values) {
         Saturation t{layer, v, 0, 0};
         for (const Scale scale : {Scale::kPerToken, Scale::kSaturates}) {
-          MI_TRY(const ir::MirDir form, rounded_form(one, value_config(one, v, scale), seen));
+          MI_TRY(const ir::MirDir form, rounded_form(one, value_config(one, layer, v, scale), seen));
           MI_TRY(PieceEngine engine, piece(form, 2));
           engine.run_layer(sample_, rows_, rounded);
           (scale == Scale::kPerToken ? t.per_token : t.saturated) = compare_added(rows_, out, rounded).error;
         }
         s_.saturation.push_back(std::move(t));
       }
+    for (size_t i = 0; i < s_.joint.size(); ++i) {
+      MI_TRY(const ir::MirDir form, rounded_form(one, joint_config(layer, s_.joint[i].format), seen));
+      MI_TRY(PieceEngine engine, piece(form, 2));
+      engine.run_layer(sample_, joint_rows_[i], joint_rows_[i]);
+    }
     rows_ = std::move(out);
     return {};
   }
@@ -205,7 +227,10 @@ class Analyst {
     const int64_t hidden = head.hidden(), vocab = head.vocab();
     // Sequence by sequence, so that the float model's logits of one stay in memory.
     int64_t first = 0, scored = 0;
-    std::vector<double> kl(running_.size());
+    std::vector<std::span<const float>> streams;
+    for (size_t i = 0; i < running_.size(); ++i) streams.push_back(std::span(population_).subspan(i * rows_.size(), rows_.size()));
+    streams.insert(streams.end(), joint_rows_.begin(), joint_rows_.end());
+    std::vector<double> kl(streams.size());
     for (const std::vector<int32_t>& ids : sample_) {
       const Sequences s = {ids};
       const size_t n = ids.size() * size_t(hidden), at = size_t(first * hidden);
@@ -217,8 +242,8 @@ class Analyst {
         const float* l = reference.data() + t * size_t(vocab);
         s_.nll += log_sum_exp(l, vocab) - l[ids[t + 1]];
       }
-      for (size_t i = 0; i < running_.size(); ++i)
-        head.run_head(s, std::span(population_).subspan(i * rows_.size() + at, n),
+      for (size_t i = 0; i < streams.size(); ++i)
+        head.run_head(s, streams[i].subspan(at, n),
                       [&](int64_t row, std::span<const float> logits) {
                         const int64_t rows = int64_t(logits.size()) / vocab;
                         std::vector<double> each(static_cast<size_t>(rows));
@@ -232,6 +257,7 @@ class Analyst {
     }
     if (scored > 0) s_.nll /= double(scored);
     for (size_t i = 0; i < running_.size(); ++i) s_.candidates[running_[i]].kl = kl[i] / double(s_.tokens);
+    for (size_t i = 0; i < s_.joint.size(); ++i) s_.joint[i].kl = kl[running_.size() + i] / double(s_.tokens);
     return {};
   }
 
@@ -256,6 +282,7 @@ class Analyst {
   Sequences calibration_, sample_, together_;  // together_: the sample, once per running candidate
   std::vector<float> calibration_rows_, rows_, population_;
   std::vector<size_t> running_;
+  std::vector<std::vector<float>> joint_rows_;  // by s_.joint
   int64_t longest_ = 0;
 };
 
@@ -294,6 +321,39 @@ const Candidate* Sensitivity::find(const std::string& name, LayerFormat f) const
   return nullptr;
 }
 
+namespace {
+double power_sum(const std::vector<double>& v, double p) {
+  const double top = v.empty() ? 0 : *std::max_element(v.begin(), v.end());
+  if (!(top > 0)) return 0;
+  double sum = 0;
+  for (double x : v) sum += std::pow(std::max(x, 0.0) / top, p);
+  return top * std::pow(sum, 1 / p);
+}
+}  // namespace
+
+double Sensitivity::together(const std::vector<double>& kl) const { return power_sum(kl, power); }
+
+void Sensitivity::fit_power() {
+  std::vector<std::pair<std::vector<double>, double>> wanted;
+  for (Joint& j : joint) {
+    std::vector<double> own;
+    for (const Candidate& c : candidates)
+      if (!c.static_scale && c.format == j.format) own.push_back(c.kl);
+    j.sum = power_sum(own, 1);
+    if (own.size() > 1 && j.sum > 0 && j.kl > 0) wanted.emplace_back(std::move(own), j.kl);
+  }
+  power = 1;
+  if (wanted.empty()) return;
+  // Predictions fall with the power: where they are, in the mean of their logarithms, what was measured.
+  double low = 0.5, high = 16;
+  for (int i = 0; i < 60; ++i) {
+    power = (low + high) / 2;
+    double excess = 0;
+    for (const auto& [own, kl] : wanted) excess += std::log(power_sum(own, power) / kl);
+    (excess > 0 ? low : high) = power;
+  }
+}
+
 std::vector<int32_t> Sensitivity::order() const {
   std::map<int32_t, double> kl, peak;
   for (const Candidate& c : candidates)
@@ -327,6 +387,9 @@ std::string sensitivity_text(const Sensitivity& s) {
                            c.measured ? "" : " *");
   if (std::any_of(s.candidates.begin(), s.candidates.end(), [](const Candidate& c) { return !c.measured; }))
     out += "* estimated from the error\n";
+  for (const Joint& t : s.joint)
+    out += fmt::format("all parts at {}: KL {:.5f}, the sum of their own is {:.5f}\n", layer_format_name(t.format), t.kl, t.sum);
+  if (!s.joint.empty()) out += fmt::format("together parts cost (sum of KL^p)^(1/p), p = {:.3f}\n", s.power);
   for (const Saturation& t : s.saturation)
     out += fmt::format("saturation: layers.{}.{}: error {:.3f} %, with a scale per token as it comes {:.3f} %\n", t.layer, t.value,
                        100 * t.saturated, 100 * t.per_token);
@@ -353,6 +416,9 @@ Json sensitivity_json(const Sensitivity& s) {
                                {"cosine", c.cosine},
                                {"kl", c.kl},
                                {"measured", c.measured}});
+  j["joint"] = Json::array();
+  for (const Joint& t : s.joint) j["joint"].push_back({{"format", layer_format_name(t.format)}, {"kl", t.kl}, {"sum", t.sum}});
+  j["power"] = s.power;
   j["saturation"] = Json::array();
   for (const Saturation& t : s.saturation)
     j["saturation"].push_back({{"layer", t.layer}, {"value", t.value}, {"per_token", t.per_token}, {"saturated", t.saturated}});

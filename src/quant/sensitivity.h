@@ -4,8 +4,9 @@
 //
 // One walk through the layers answers for all parts. At a layer, each candidate's rounded form runs on the float
 // residual stream of a sample of tokens; what comes out joins the candidates of earlier layers, and all of them go
-// through the float form of every later layer together. At the head each is compared with the float model. Memory holds
-// one layer and a residual stream per candidate.
+// through the float form of every later layer together. At the head each is compared with the float model. Beside them
+// one stream per measured format goes through layers with all of their parts rounded: what the parts' losses add up to.
+// Memory holds one layer and a residual stream per candidate.
 
 #include <map>
 #include <span>
@@ -57,15 +58,29 @@ struct Saturation {
   double per_token = 0, saturated = 0;  // error of the layer's output, as Candidate::error
 };
 
+// All units rounded together, against what their own KLs say.
+struct Joint {
+  LayerFormat format = LayerFormat::kInt8;
+  double kl = 0, sum = 0;
+};
+
 struct Sensitivity {
   std::vector<Unit> units;
   std::vector<Candidate> candidates;
+  std::vector<Joint> joint;  // of the measured formats
+  // What many units cost together: (sum of their kl^power)^(1/power). Each rounding alone flips some near ties already,
+  // of experts for one; together they do not flip as many more, so that plain sums (power 1) promise several times the
+  // loss that there is. The power that fits `joint`.
+  double power = 1;
   std::vector<Saturation> saturation;  // of every value, where it was asked for
   std::vector<Peak> peaks;  // of every value: massive ones first, then by ratio
   int64_t tokens = 0;       // of the sample
   double nll = 0;           // of the float model on the sample, per token
 
   const Candidate* find(const std::string& name, LayerFormat f) const;  // units only
+  double together(const std::vector<double>& kl) const;
+  // From `joint` and the candidates.
+  void fit_power();
   // Layers by what int8 costs them, those with massive activations first: what a reader wants to see first.
   std::vector<int32_t> order() const;
 };

@@ -156,7 +156,6 @@ class Planner {
     }
     for (int32_t r : site.readers) out->tensors[name(r)].column_scale = s;
     out->divisor[site.value] = std::move(s);
-    ++out->sites;
   }
 
  private:
@@ -288,6 +287,13 @@ std::set<std::string> smoothed_tensors(const ir::MirDir& mir, const Choice& choi
         for (int32_t r : site.readers) names.insert(name_in(b, r, layer));
       }
   return names;
+}
+
+int64_t smoothed_sites(const ir::MirDir& mir, const ir::Block& b, int32_t layer, const Choice& choice, bool down) {
+  int64_t n = 0;
+  for (const SmoothSite& site : smooth_sites(b, down, nullptr))
+    n += is_wanted(b, site, layer, choice) && is_possible(mir, b, site, layer);
+  return n;
 }
 
 LayerSmoothing plan_smoothing(const ir::MirDir& mir, const ir::Block& block, const Choice& choice,

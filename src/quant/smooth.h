@@ -50,12 +50,14 @@ struct Smoothed {
 struct LayerSmoothing {
   std::map<std::string, Smoothed> tensors;           // by full name
   std::map<std::string, std::vector<float>> divisor;  // by value: what its channels are divided by, [K] or [E, K]
-  int64_t sites = 0;
   std::map<std::string, double> alpha;               // by value, where it was searched
 };
 
 // Names of all tensors that smoothing will change, known before any number is.
 std::set<std::string> smoothed_tensors(const ir::MirDir& mir, const Choice& choice, bool down);
+
+// The sites of a layer that are smoothed.
+int64_t smoothed_sites(const ir::MirDir& mir, const ir::Block& b, int32_t layer, const Choice& choice, bool down);
 
 // Scales of all sites of a layer with a reader that `choice` rounds. With config.search_alpha each site takes the alpha
 // of 0.4, 0.45 .. 0.8 whose rounded outputs are nearest to the float ones on the captured rows.

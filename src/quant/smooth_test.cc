@@ -167,10 +167,10 @@ TEST_F(SmoothModelTest, AnExpertThatSawNothingIsLeftAlone) {
 
 TEST_F(SmoothModelTest, OnlySitesWithARoundedReader) {
   const SmoothedModel m = smooth(mir, recipe("sensitive_layers: [layers.1, layers.0.attn], smooth_quant: {down: true}"), dir.path / "piece", s, pool);
-  EXPECT_EQ(m.layers[1].sites, 0);
+  EXPECT_EQ(m.layers[1].divisor.size(), 0u);
   EXPECT_EQ(m.layers[0].divisor.count("n"), 0u);
   EXPECT_EQ(m.layers[0].divisor.count("m"), 1u);
-  EXPECT_EQ(m.layers[2].sites, 3);  // n, m, h
+  EXPECT_EQ(m.layers[2].divisor.size(), 3u);  // n, m, h
 }
 
 TEST_F(SmoothModelTest, TheRouterIsAReader) {

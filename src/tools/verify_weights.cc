@@ -34,20 +34,29 @@ struct Part {
   int64_t first_row = 0, n = 0;
 };
 
-std::vector<float> engine_matrix(const artifact::LoadedArtifact& a, const Part& part, int64_t expert) {
+// What an engine's matrix stands for, and how fine it is.
+struct Numbers {
+  std::vector<float> w;     // [n][k]
+  std::vector<float> step;  // between neighbours: [n][groups of k]; empty: float
+  int64_t group = 0;
+};
+
+Numbers engine_matrix(const artifact::LoadedArtifact& a, const Part& part, int64_t expert) {
   const WeightTensor& t = *part.tensor;
   const std::byte* base = artifact::view_weight(a, t) + expert * t.expert_stride;
   const float* scales = artifact::view_scales(a, t);
   const uint16_t* scales_bf16 = artifact::view_scales_bf16(a, t);
   const int64_t groups = t.packing == Packing::kPackedI4 ? int4_groups(t.k, t.group) : 1;
-  std::vector<float> out(size_t(part.n * t.k));
+  Numbers out{std::vector<float>(size_t(part.n * t.k)), {}, t.packing == Packing::kPackedI4 ? t.group : t.k};
+  if (t.packing == Packing::kPackedI8 || t.packing == Packing::kPackedI4) out.step.resize(size_t(part.n * groups));
   for (int64_t r = 0; r < part.n; ++r) {
     const int64_t row = part.first_row + r;
-    float* to = out.data() + r * t.k;
+    float* to = out.w.data() + r * t.k;
     switch (t.packing) {
       case Packing::kPackedI8: {
         const auto* q = reinterpret_cast<const int8_t*>(base);
         const float scale = scales[expert * t.n_pad + row];
+        out.step[size_t(r)] = scale;
         for (int64_t c = 0; c < t.k; ++c) to[c] = float(q[kernels::packed_index(row, c, t.k_pad, 4)]) * scale;
         break;
       }
@@ -55,8 +64,10 @@ std::vector<float> engine_matrix(const artifact::LoadedArtifact& a, const Part& 
         const auto* q = reinterpret_cast<const uint8_t*>(base);
         for (int64_t c = 0; c < t.k; ++c) {
           const int64_t at = expert * t.n_pad * groups + kernels::packed_scale_index(row, c / t.group, groups);
+          const float scale = scales ? scales[at] : to_f32(BF16{scales_bf16[at]});
+          out.step[size_t(r * groups + c / t.group)] = scale;
           const int half = q[kernels::packed_i4_byte(row, c, t.k_pad)] >> (c % 8 < 4 ? 0 : 4) & 15;
-          to[c] = float(half - 8) * (scales ? scales[at] : to_f32(BF16{scales_bf16[at]}));
+          to[c] = float(half - 8) * scale;
         }
         break;
       }
@@ -100,15 +111,91 @@ std::vector<float> model_matrix(const ir::MirDir& mir, const std::string& name, 
   return out;
 }
 
-double relative_error(const std::vector<float>& found, const std::vector<float>& want) {
-  double error = 0, size = 0;
-  for (size_t i = 0; i < want.size(); ++i) {
-    const double d = double(found[i]) - want[i];
-    error += d * d;
-    size += double(want[i]) * want[i];
-  }
-  const double r = size > 0 ? std::sqrt(error / size) : error > 0 ? INFINITY : 0;
+double relative(double error2, double size2) {
+  const double r = size2 > 0 ? std::sqrt(error2 / size2) : error2 > 0 ? INFINITY : 0;
   return std::isnan(r) ? INFINITY : r;
+}
+
+// A matrix of one expert against the model's.
+struct Look {
+  double error = 0;  // of the whole
+  // The row (or column) that is furthest beyond its own limit; -1: none is.
+  int64_t row = -1, column = -1;
+  double line_found = 0, line_limit = 0;
+  int64_t rows = 0, rows_out = 0, columns = 0, columns_out = 0;
+
+  bool good(double limit) const { return error <= limit && row < 0 && column < 0; }
+  // Whether the line is what is wrong: where most are, the matrix is.
+  bool names_line(double limit) const {
+    if (row < 0 && column < 0) return false;
+    return error <= limit || (row >= 0 ? 2 * rows_out <= rows : 2 * columns_out <= columns);
+  }
+  double badness(double limit) const { return names_line(limit) ? std::max(error / limit, line_found / line_limit) : error / limit; }
+  void line(double found, double limit, int64_t at, int64_t Look::*which) {
+    if (found <= limit) return;
+    if ((row >= 0 || column >= 0) && found / limit <= line_found / line_limit) return;
+    row = column = -1;
+    this->*which = at;
+    line_found = found;
+    line_limit = limit;
+  }
+};
+
+// Of a row or a column its length along the model's is judged, not its error: where rounding errors are spread over the
+// columns, numbers that calibration's inputs cannot tell apart may be off by more than their size, in any direction.
+// Rounding leaves a number an error of step / sqrt(12): a row of small numbers beside large ones, under one scale, may be
+// as far off as that, with room for spread errors.
+constexpr double kOfRounding = 2;
+double line_error(double dot, double size, double found) {
+  const double e = size > 0 ? std::fabs(dot / size - 1) : found > 0 ? INFINITY : 0;
+  return std::isnan(e) ? INFINITY : e;
+}
+
+Look compare(const Numbers& found, const std::vector<float>& want, int64_t k, double limit) {
+  Look l;
+  l.rows = int64_t(want.size()) / k;
+  double error = 0, size = 0;
+  const int64_t groups = (k + found.group - 1) / found.group;
+  for (int64_t r = 0; r < l.rows; ++r) {
+    double row_error = 0, row_size = 0, row_found = 0, dot = 0, rounding = 0;
+    for (int64_t i = r * k; i < (r + 1) * k; ++i) {
+      const double d = double(found.w[size_t(i)]) - want[size_t(i)];
+      row_error += d * d;
+      row_size += double(want[size_t(i)]) * want[size_t(i)];
+      row_found += double(found.w[size_t(i)]) * found.w[size_t(i)];
+      dot += double(found.w[size_t(i)]) * want[size_t(i)];
+    }
+    for (int64_t g = 0; g < groups && !found.step.empty(); ++g) {
+      const double step = found.step[size_t(r * groups + g)];
+      rounding += step * step / 12 * double(std::min(found.group, k - g * found.group));
+    }
+    error += row_error;
+    size += row_size;
+    const double e = line_error(dot, row_size, row_found), most = std::max(limit, kOfRounding * relative(rounding, row_size));
+    l.rows_out += !(e <= most);
+    l.line(e, most, r, &Look::row);
+  }
+  l.error = relative(error, size);
+  return l;
+}
+
+// Columns that are longer or shorter than they should be.
+void look_at_columns(const Numbers& found, const std::vector<float>& want, int64_t k, double limit, Look* l) {
+  const int64_t n = int64_t(want.size()) / k, groups = (k + found.group - 1) / found.group;
+  l->columns = k;
+  for (int64_t c = 0; c < k; ++c) {
+    double dot = 0, size = 0, length = 0, rounding = 0;
+    for (int64_t r = 0; r < n; ++r) {
+      const double w = want[size_t(r * k + c)], step = found.step.empty() ? 0 : found.step[size_t(r * groups + c / found.group)];
+      dot += w * found.w[size_t(r * k + c)];
+      size += w * w;
+      length += double(found.w[size_t(r * k + c)]) * found.w[size_t(r * k + c)];
+      rounding += step * step / 12;
+    }
+    const double e = line_error(dot, size, length), most = std::max(limit, kOfRounding * relative(rounding, size));
+    l->columns_out += !(e <= most);
+    l->line(e, most, c, &Look::column);
+  }
 }
 
 // By how much each row is longer than it should be.
@@ -144,17 +231,22 @@ class LayerWeights {
     };
     std::vector<Job> jobs;
     for (Matrix& m : matrices_) {
-      m.error.resize(size_t(m.experts));
+      m.looks.resize(size_t(m.experts));
       if (m.up >= 0) continue;  // its up looks at both
       for (int64_t e = 0; e < m.experts; ++e) jobs.push_back({&m, e});
     }
     pool.run(int64_t(jobs.size()), [&](int64_t i, int) { look(*jobs[size_t(i)].m, jobs[size_t(i)].expert); });
     for (const Matrix& m : matrices_) {
-      const auto worst = std::max_element(m.error.begin(), m.error.end());
       const double limit = limit_of(*m.part.tensor);
-      const std::string where = layer_ < 0 ? m.d->name : fmt::format("layer {} {}", layer_, m.d->name);
-      judge->row(m.experts > 1 && *worst > limit ? fmt::format("{} expert {}", where, worst - m.error.begin()) : where, *worst,
-                 limit, "relative");
+      const auto worst = std::max_element(m.looks.begin(), m.looks.end(),
+                                          [&](const Look& x, const Look& y) { return x.badness(limit) < y.badness(limit); });
+      std::string where = layer_ < 0 ? m.name : fmt::format("layer {} {}", layer_, m.name);
+      if (m.experts > 1 && !worst->good(limit)) where += fmt::format(" expert {}", worst - m.looks.begin());
+      if (worst->names_line(limit))
+        judge->row(fmt::format("{} {} {}", where, worst->row >= 0 ? "row" : "column", std::max(worst->row, worst->column)),
+                   worst->line_found, worst->line_limit, "relative");
+      else
+        judge->row(where, worst->error, limit, "relative");
     }
     return {};
   }
@@ -162,12 +254,13 @@ class LayerWeights {
  private:
   struct Matrix {
     const ir::WeightDecl* d = nullptr;
-    std::string source;  // its name in the model
+    std::string name;    // in the report
+    std::string source;  // in the model
     Part part;
     int64_t experts = 1;
     std::vector<float> columns;  // what smoothing multiplied its columns by; empty: nothing
     int32_t up = -1, down = -1;  // the other matrix of a pair whose channels smoothing may have moved
-    std::vector<double> error;   // by expert
+    std::vector<Look> looks;     // by expert
     int64_t k() const { return d->shape.back(); }
   };
 
@@ -176,10 +269,13 @@ class LayerWeights {
     for (size_t i = 0; i < b_.weights.size(); ++i) {
       const ir::WeightDecl& d = b_.weights[i];
       const std::string name = ir::full_name(d.name, layer_);
-      const auto it = parts_.find(name);
+      // A head that shares the embedding's numbers is another tensor of the engine, and has its own name where it is rounded.
+      const bool tied_head = &b_ == &mir_.graph.epilogue && d.name == quant::kEmbeddingWeight;
+      auto it = parts_.find(tied_head ? quant::kHeadWeight : name);
+      if (it == parts_.end()) it = parts_.find(name);
       if (it == parts_.end() || it->second.tensor->k == 1) continue;  // what the program does not read, and vectors
       const WeightTensor& t = *it->second.tensor;
-      Matrix m{&d, name, it->second, t.experts, {}, -1, -1, {}};
+      Matrix m{&d, tied_head ? quant::kHeadWeight : d.name, name, it->second, t.experts, {}, -1, -1, {}};
       const int64_t experts = d.shape.size() == 3 ? d.shape[0] : 1;
       if (d.shape.size() < 2 || t.k != m.k() || t.experts != experts || m.part.first_row + d.shape[d.shape.size() - 2] > t.n)
         return bad_input("{}: is not the model of this engine: {} has shape {} there", mir_.dir.string(), name, shape_text(d.shape));
@@ -225,26 +321,29 @@ class LayerWeights {
   }
 
   void look(Matrix& m, int64_t e) {
-    const std::vector<float> found = engine_matrix(a_, m.part, e), want = wanted(m, e);
-    m.error[size_t(e)] = relative_error(found, want);
+    const double limit = limit_of(*m.part.tensor);
+    const Numbers found = engine_matrix(a_, m.part, e);
+    const std::vector<float> want = wanted(m, e);
+    m.looks[size_t(e)] = compare(found, want, m.k(), limit);
     if (m.down < 0) return;
     Matrix& down = matrices_[size_t(m.down)];
-    const std::vector<float> down_found = engine_matrix(a_, down.part, e);
+    const double down_limit = limit_of(*down.part.tensor);
+    const Numbers down_found = engine_matrix(a_, down.part, e);
     std::vector<float> down_want = wanted(down, e);
-    down.error[size_t(e)] = relative_error(down_found, down_want);
-    const bool up_good = m.error[size_t(e)] <= limit_of(*m.part.tensor),
-               down_good = down.error[size_t(e)] <= limit_of(*down.part.tensor);
+    down.looks[size_t(e)] = compare(down_found, down_want, down.k(), down_limit);
+    const bool up_good = m.looks[size_t(e)].good(limit), down_good = down.looks[size_t(e)].good(down_limit);
     if (up_good && down_good) return;
     // Smoothed? Then what up's rows lost, down's columns have. Of a pair of which one is as it was, it is not.
-    const std::vector<float> gains = row_gains(found, want, m.k());
+    const std::vector<float> gains = row_gains(found.w, want, m.k());
     std::vector<float> up_want(want);
     for (size_t i = 0; i < up_want.size(); ++i) up_want[i] *= gains[i / size_t(m.k())];
     for (size_t i = 0; i < down_want.size(); ++i) down_want[i] /= gains[i % gains.size()];
-    const double up_error = relative_error(found, up_want), down_error = relative_error(down_found, down_want);
-    const bool smoothed = up_error <= limit_of(*m.part.tensor) && down_error <= limit_of(*down.part.tensor);
-    if (!smoothed && (up_good || down_good)) return;
-    m.error[size_t(e)] = up_error;
-    down.error[size_t(e)] = down_error;
+    const Look up_smoothed = compare(found, up_want, m.k(), limit);
+    Look down_smoothed = compare(down_found, down_want, down.k(), down_limit);
+    look_at_columns(down_found, down_want, down.k(), down_limit, &down_smoothed);
+    if ((up_good || down_good) && !(up_smoothed.good(limit) && down_smoothed.good(down_limit))) return;
+    m.looks[size_t(e)] = up_smoothed;
+    down.looks[size_t(e)] = down_smoothed;
   }
 
   const artifact::LoadedArtifact& a_;
@@ -266,6 +365,8 @@ Result<std::map<std::string, Part>> find_parts(const artifact::LoadedArtifact& a
   add(mir.graph.prologue, -1);
   for (int32_t l = 0; l < mir.graph.info.layers; ++l) add(mir.graph.block_of(l), l);
   add(mir.graph.epilogue, -1);
+  const bool tied = std::any_of(mir.graph.epilogue.weights.begin(), mir.graph.epilogue.weights.end(),
+                                [](const ir::WeightDecl& d) { return d.name == quant::kEmbeddingWeight; });
   std::map<std::string, Part> parts;
   for (const WeightTensor& t : a.manifest.weights) {
     int64_t row = 0;
@@ -274,9 +375,12 @@ Result<std::map<std::string, Part>> find_parts(const artifact::LoadedArtifact& a
       const std::string name = t.name.substr(at, end - at);
       const auto it = rows.find(name);
       if (it != rows.end()) {
-        parts[name] = {&t, row, it->second};
+        const bool tied_head = tied && name == quant::kEmbeddingWeight && t.packing != Packing::kPlain;
+        parts[tied_head ? quant::kHeadWeight : name] = {&t, row, it->second};
         row += it->second;
-      } else if (name != quant::kHeadWeight && t.packing != Packing::kPlain) {
+      } else if (tied && name == quant::kHeadWeight) {
+        parts[name] = {&t, row, rows.at(quant::kEmbeddingWeight)};
+      } else if (t.packing != Packing::kPlain) {
         return bad_input("{}: is not the model of this engine: it has no {}", mir.dir.string(), name);
       }
       at = end + 1;

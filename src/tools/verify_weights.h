@@ -15,7 +15,11 @@
 namespace mi::tools {
 
 // A row for each matrix: rms(difference) / rms(the model's), of experts the worst one's, which is named when it is out of
-// limits.
+// limits. A matrix can be good as a whole and one output of it wrong: every row's length along the model's has to be right
+// within what rounding explains (the row's own step), else the worst row is named, "attn.o.weight row 17". Of an up and a
+// down that smoothing tied together, a row of up is seen as a column of down.
+// An embedding table that is also the head is two tensors of an engine: both are judged, as embed.weight and
+// lm_head.weight.
 Status judge_weights(const artifact::LoadedArtifact& a, const ir::MirDir& mir, Judge* judge, hw::ThreadPool& pool);
 
 }  // namespace mi::tools

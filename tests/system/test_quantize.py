@@ -351,6 +351,71 @@ def test_verify_names_the_expert(mini_w8a8, mini_mir, tmp_path):
     assert json.loads(done.stdout)["first_difference"] == "layer 4 moe.experts.gate.weight expert 13"
 
 
+def one_row(wanted, row, factor=4):
+    """Changes the scales of one row (of a stacked tensor: of the expert row[0])."""
+    def change(name, x):
+        if name != wanted:
+            return None
+        x = x.copy()
+        x[row] *= factor
+        return x
+    return change
+
+
+def named_weights(engine, mir):
+    done = run("verify", "--engine", engine, "--model", mir, "--json", "--quiet", ok=None)
+    return [r["what"] for r in json.loads(done.stdout)["rows"] if ".weight" in r["what"] and not r["ok"]], done.returncode
+
+
+@pytest.mark.parametrize("factor", [4, 0.25])
+@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize("layer,matrix,row", [(0, "attn.q", (5,)), (3, "moe.shared.up", (9,)), (4, "attn.o", (127,)), (0, "mlp.down", (0,)),
+                                              (5, "moe.experts.up", (3, 17))])
+def test_verify_names_the_row_with_a_wrong_scale(factor, bits, layer, matrix, row, mini_w8a8, mini_w4a8, mini_mir, tmp_path):
+    """One output of one matrix: too little for any sum over the matrix."""
+    shutil.copytree(mini_w8a8 if bits == 8 else mini_w4a8, tmp_path / "mir")
+    wanted = f"layers.{layer}.{matrix}.weight_scale"
+    assert tensors.change(tmp_path / "mir" / "weights", one_row(wanted, row, factor)) == [wanted]
+    expert = f" expert {row[0]}" if len(row) == 2 else ""
+    assert named_weights(build(tmp_path / "mir", tmp_path / "engine"), mini_mir) == ([f"layer {layer} {matrix}.weight{expert} row {row[-1]}"], 1)
+
+
+def test_verify_names_a_channel_that_smoothing_hides(tmp_path):
+    """Of an up and a down that smoothing tied together, a row of up is a column of down."""
+    mir = export(GOLDENS / "llama", tmp_path / "mir")
+    quantize(mir, tmp_path / "w8a8", recipe(smooth_quant={"alpha": 0.7, "down": True}), "--no-compare")
+    for matrix, line in ("up", "column"), ("down", "row"):
+        shutil.rmtree(tmp_path / "damaged", ignore_errors=True)
+        shutil.copytree(tmp_path / "w8a8", tmp_path / "damaged")
+        assert tensors.change(tmp_path / "damaged" / "weights", one_row(f"layers.1.mlp.{matrix}.weight_scale", (7,)))
+        assert named_weights(build(tmp_path / "damaged", tmp_path / "engine"), mir) == ([f"layer 1 mlp.down.weight {line} 7"], 1)
+
+
+def test_verify_looks_at_both_forms_of_a_tied_table(tmp_path):
+    """A table that is the head too stands in the engine twice, and apart where the head is rounded: each of them counts."""
+    def row_of_table(name, x):
+        if name != "embed.weight":
+            return None
+        x = x.copy()
+        x[11] = tensors.bf16(4 * tensors.from_bf16(x[11])) if x.dtype == np.uint16 else 4 * x[11]
+        return x
+
+    mir = export(GOLDENS / "llama", tmp_path / "mir")
+    table, head = "embed.weight row 11", "lm_head.weight row 11"
+    for form, damages in (("float", [(row_of_table, [table, head])]),
+                          ("int8", [(row_of_table, [table]), (one_row("lm_head.weight_scale", (11,)), [head])])):
+        quantize(mir, tmp_path / form, recipe(layers={"lm_head": form}), "--no-compare")
+        engine = build(tmp_path / form, tmp_path / "engine")
+        assert named_weights(engine, mir) == ([], 0)
+        whole = run("verify", "--engine", engine, "--model", mir, "--json", "--quiet").stdout
+        assert {"embed.weight", "lm_head.weight"} <= {r["what"] for r in json.loads(whole)["rows"]}
+        for damage, named in damages:
+            shutil.rmtree(tmp_path / "damaged", ignore_errors=True)
+            shutil.copytree(tmp_path / form, tmp_path / "damaged")
+            assert tensors.change(tmp_path / "damaged" / "weights", damage)
+            assert named_weights(build(tmp_path / "damaged", tmp_path / "engine"), mir) == (named, 1)
+
+
 # ---- scales that saturate
 
 def test_saturation_from_recipe_to_engine(mini_mir, tmp_path):
