@@ -14,6 +14,7 @@
 #include "base/util.h"
 #include "cli/command.h"
 #include "hw/cpu.h"
+#include "server/access_log.h"
 #include "server/http/listener.h"
 #include "server/keys.h"
 #include "server/server.h"
@@ -26,6 +27,7 @@ namespace {
 struct Flags {
   EngineFlags engine;
   std::string host = "127.0.0.1", model, key_file, tls_cert, tls_key, access_log;
+  std::vector<std::string> cors_origins;
   int port = 8000;
   int64_t step = 512;
   runtime::LoopOptions loop{.max_waiting = 1024};
@@ -33,13 +35,13 @@ struct Flags {
   int64_t kv_tokens = 0, kv_floor = 512, kv_growth = 1024;
   bool no_prefix_cache = false;
   double drain = 30, stuck = 120;
-  bool watchdog = false, no_ui = false;
+  bool watchdog = false, no_ui = false, expert_metrics = false;
   server::HttpLimits http;
 };
 
-// SIGINT and SIGTERM go to one thread: before the server runs they end the program at once, then the first asks for a
-// graceful end and the second ends it. SIGHUP reloads, where there is something to reload; else it ends the program as
-// it always does.
+// SIGINT and SIGTERM go to one thread: before the server is ready they end the program at once, for nobody waits for an
+// answer; then the first asks for a graceful end and the second ends it. SIGHUP reloads, where there is something to
+// reload; else it ends the program as it always does.
 class Signals {
  public:
   // reloads: there will be something to read again, so a SIGHUP before that is no end.
@@ -52,16 +54,18 @@ class Signals {
         int signal = 0;
         if (sigwait(&set_, &signal) != 0) continue;
         if (signal == SIGHUP && hang_up()) continue;
-        if (!serving_ || asked_.exchange(true)) _exit(128 + signal);
+        if (!serving_) _exit(signal == SIGHUP ? 128 + signal : 0);
+        if (asked_.exchange(true)) _exit(128 + signal);
         asked_.notify_all();
       }
     }).detach();
   }
   // Before anyone is told that the server is there.
-  void serving(std::function<void()> reload) {
+  void serving() { serving_ = true; }
+  // What SIGHUP does from now on, and at once if one has come already.
+  void on_reload(std::function<void()> reload) {
     std::lock_guard lock(mutex_);
     reload_ = std::move(reload);
-    serving_ = true;
     if (reload_ && std::exchange(missed_, false)) reload_();
   }
   void wait() { asked_.wait(false); }
@@ -73,7 +77,7 @@ class Signals {
  private:
   bool hang_up() {
     std::lock_guard lock(mutex_);
-    if (!serving_ && reloads_) return missed_ = true;
+    if (!reload_ && reloads_) return missed_ = true;
     if (reload_) reload_();
     return bool(reload_);
   }
@@ -109,6 +113,7 @@ Result<int> run(const Flags& f) {
   if (f.tls_cert.empty() != f.tls_key.empty())
     return fail(ErrorCode::kUsage, "--tls-cert and --tls-key belong together: {} is missing",
                 f.tls_cert.empty() ? "--tls-cert" : "--tls-key");
+  MI_TRY(const server::Cors cors, server::Cors::make(f.cors_origins));
   allow_many_descriptors();
   signal(SIGPIPE, SIG_IGN);  // also in the watchdog's parent, which writes to the same log
   const bool reloads = !f.key_file.empty() || !f.tls_cert.empty() || (!f.access_log.empty() && f.access_log != "-");
@@ -130,10 +135,16 @@ Result<int> run(const Flags& f) {
   o.tls_key = f.tls_key;
   o.access_log = f.access_log;
   o.ui = !f.no_ui;
+  o.cors = cors;
   o.stuck_seconds = f.stuck;
   o.http = f.http;
-  if (!f.key_file.empty()) MI_TRY_VOID(server::KeyRing::read(f.key_file));  // before the model is loaded
+  // What can be wrong with the flags shows before the model is loaded.
+  if (o.listener < 0) {
+    MI_TRY(o.listener, server::bind_listener(f.host, f.port));
+  }
+  if (!f.key_file.empty()) MI_TRY_VOID(server::KeyRing::read(f.key_file));
   if (!f.tls_cert.empty()) MI_TRY_VOID(server::read_tls(f.tls_cert, f.tls_key));
+  if (!f.access_log.empty()) MI_TRY_VOID(server::AccessLog::check(f.access_log));
 
   const hw::ThreadAdvice advice = hw::advise_threads();
   tools::SessionOptions so = session_options(f.engine);
@@ -161,7 +172,9 @@ Result<int> run(const Flags& f) {
   o.timeout_seconds = f.timeout;
   lo.kv_floor_tokens = f.kv_floor;
   lo.kv_growth_tokens = f.kv_growth;
-  const auto loop = s.make_loop(lo);
+  const auto experts = f.expert_metrics ? std::make_shared<runtime::ExpertLoad>(s.engine->manifest()) : nullptr;
+  o.experts = experts;
+  const auto loop = s.make_loop(lo, experts);
   const std::string name = f.model.empty() ? m.name : f.model;
   for (const std::string& n : {name, with(name, '-', '_'), with(name, '_', '-')})
     if (std::find(o.model_names.begin(), o.model_names.end(), n) == o.model_names.end()) o.model_names.push_back(n);
@@ -175,8 +188,9 @@ Result<int> run(const Flags& f) {
                    {"vocab", m.vocab},
                    {"parameters", m.total_params},
                    {"active_parameters", m.active_params}};
+  o.before_ready = [] { signals->serving(); };
   MI_TRY(const auto server, server::ApiServer::start(*loop, s.text, o));
-  signals->serving(!server->can_reload() ? std::function<void()>() : [&server] {
+  signals->on_reload(!server->can_reload() ? std::function<void()>() : [&server] {
     if (const Status s = server->reload(); s.ok())
       say("reloaded    keys, certificate and log, as far as they are used\n");
     else
@@ -203,7 +217,13 @@ Command add_serve(CLI::App& parent) {
   app->add_option("--tls-cert", f->tls_cert, "certificate chain (PEM): serve HTTPS; with --tls-key");
   app->add_option("--tls-key", f->tls_key, "the certificate's key (PEM, without password)");
   app->add_option("--access-log", f->access_log, "file for one JSON object per request; - is standard output");
+  app->add_option("--cors-origin", f->cors_origins,
+                  "a site whose pages may read the answers (https://chat.example.org), or * for all; may be repeated");
   app->add_flag("--no-ui", f->no_ui, "without the chat page at / and the plots at /dashboard");
+  app->add_flag(
+      "--expert-metrics", f->expert_metrics,
+      "count the tokens of each expert: metainfer:expert_tokens_total in /metrics, one series for every layer "
+      "and expert, and the heat map at /dashboard");
   app->add_flag("--watchdog", f->watchdog,
                 "serve in a worker process that is replaced when it crashes or gets stuck; the socket stays open");
   app->add_option("--watchdog-seconds", f->stuck,
@@ -214,7 +234,7 @@ Command add_serve(CLI::App& parent) {
       ->check(CLI::Range(size_t(1024), size_t(1) << 30))
       ->capture_default_str();
   app->add_option("--max-connections", f->http.max_connections,
-                  "open connections; a new one takes the place of the longest idle one")
+                  "requests at one time; more hear 503, and idle connections are closed for new ones")
       ->check(CLI::Range(1, 1 << 20))
       ->capture_default_str();
   app->add_option("--request-seconds", f->http.read_seconds, "time for a request to arrive whole; more gets 408")
@@ -224,7 +244,7 @@ Command add_serve(CLI::App& parent) {
       ->check(CLI::Range(1, 86400))
       ->capture_default_str();
   app->add_option("--slow-reader-bytes", f->http.queued_bytes,
-                  "output that a client may leave unread before it is cut off")
+                  "output that a client may leave unread, behind the piece that it is taking, before it is cut off")
       ->check(CLI::Range(size_t(4096), size_t(1) << 30))
       ->capture_default_str();
   app->add_option("--keep-alive-seconds", f->http.keep_alive_seconds,
@@ -273,8 +293,9 @@ Command add_serve(CLI::App& parent) {
       ->check(CLI::Range(0.0, 86400.0))
       ->capture_default_str();
   app->footer(
-      "Prints 'listening on http://HOST:PORT' when it is ready. SIGTERM or Ctrl-C: ends gracefully; twice: at "
-      "once. SIGHUP: reads keys and certificate again, and opens the access log again.\nExample:\n"
+      "Prints 'listening on http://HOST:PORT' when it is ready. SIGTERM or Ctrl-C: ends gracefully; twice, or "
+      "before it is ready: at once. SIGHUP: reads keys and certificate again, and opens the access log "
+      "again.\nExample:\n"
       "  metainfer serve --engine mini-m3-engine --host 0.0.0.0 --port 8000 --max-batch-size 32 --max-seq-len 4096");
   return {app, [f]() { return run(*f); }};
 }
