@@ -89,6 +89,8 @@ void mi_text_matcher_free(mi_text_matcher* matcher);
 mi_text_matcher* mi_text_matcher_clone(const mi_text_matcher* matcher); /* null when out of memory or state */
 /* Bit i of mask: token i may come next. Returns 0 when generation must stop (then only the end tokens are set). */
 int mi_text_matcher_fill(mi_text_matcher* matcher, uint32_t* mask, size_t words);
+/* 1 and the reason, if generation stopped because the grammar cannot be followed: a limit, or no token that fits. */
+int mi_text_matcher_failure(const mi_text_matcher* matcher, mi_text_buf* out);
 int mi_text_matcher_accept(mi_text_matcher* matcher, uint32_t token, mi_text_buf* out);
 /* 1: nothing but an end token can follow. */
 int mi_text_matcher_finished(const mi_text_matcher* matcher);

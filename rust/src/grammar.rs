@@ -78,7 +78,7 @@ impl Factory {
             Some(error) => {
                 Err(format!("the {} can't be used: {}", kind.replace("json_schema", "JSON schema"), brief(&error)))
             }
-            None => Ok(Matcher { inner, ends: self.ends.clone() }),
+            None => Ok(Matcher { inner, ends: self.ends.clone(), panicked: None }),
         }
     }
 }
@@ -86,9 +86,20 @@ impl Factory {
 pub struct Matcher {
     inner: llguidance::Matcher,
     ends: Vec<TokenId>,
+    /// A panic of this side; what llguidance itself finds is in `inner`.
+    panicked: Option<Failure>,
 }
 
 impl Matcher {
+    /// Why it stopped, if not because the text is complete: a limit was exceeded, or no token leads further.
+    fn failure(&self) -> Option<Failure> {
+        let error = self.inner.get_error().map(|error| match brief(&error) {
+            "" => "no token of this model can follow".to_string(),
+            reason => reason.to_string(),
+        });
+        self.panicked.clone().or(error).map(|reason| format!("the grammar can't be followed further: {reason}"))
+    }
+
     /// Fills `mask`; false when generation must stop (the mask then allows the end tokens only).
     fn fill(&mut self, mask: &mut [u32]) -> bool {
         mask.fill(0);
@@ -181,14 +192,26 @@ pub unsafe extern "C" fn mi_text_matcher_free(matcher: *mut Matcher) {
 #[no_mangle]
 pub unsafe extern "C" fn mi_text_matcher_clone(matcher: *const Matcher) -> *mut Matcher {
     let matcher = &*matcher;
-    let copy = guard(|| Ok(Matcher { inner: matcher.inner.deep_clone(), ends: matcher.ends.clone() }));
+    let copy = guard(|| {
+        let panicked = matcher.panicked.clone();
+        Ok(Matcher { inner: matcher.inner.deep_clone(), ends: matcher.ends.clone(), panicked })
+    });
     copy.map_or(std::ptr::null_mut(), |copy| Box::into_raw(Box::new(copy)))
 }
 
 #[no_mangle]
 pub unsafe extern "C" fn mi_text_matcher_fill(matcher: *mut Matcher, mask: *mut u32, words: usize) -> i32 {
     let mask = std::slice::from_raw_parts_mut(mask, words);
-    guard(|| Ok((*matcher).fill(mask))).unwrap_or(false) as i32
+    let filled = guard(|| Ok((*matcher).fill(mask)));
+    filled.unwrap_or_else(|panic| {
+        (*matcher).panicked = Some(panic);
+        false
+    }) as i32
+}
+
+#[no_mangle]
+pub unsafe extern "C" fn mi_text_matcher_failure(matcher: *const Matcher, out: *mut Buf) -> i32 {
+    answer(out, || (*matcher).failure().map_or(Ok(vec![]), Err))
 }
 
 #[no_mangle]

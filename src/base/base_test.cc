@@ -269,6 +269,17 @@ TEST(Utf8Test, BrokenBytesAreReplacedOneByOne) {
   EXPECT_EQ(clean_utf8("x\xe2\x82"), "x" + bad + bad);         // cut off
 }
 
+TEST(Utf8Test, LongTextIsCutBetweenCharacters) {
+  EXPECT_EQ(shortened("", 3), "");
+  EXPECT_EQ(shortened("abc", 3), "abc");
+  EXPECT_EQ(shortened("abcd", 3), "ab…");
+  EXPECT_EQ(shortened("\u00e9\u20ac\U0001f600x", 3), "\u00e9\u20ac…");
+  EXPECT_EQ(shortened("\xff\xff\xff\xff", 2), "\xef\xbf\xbd…");
+  EXPECT_EQ(shortened(std::string(64, 'a')), std::string(64, 'a'));
+  EXPECT_EQ(shortened(std::string(65, 'a')), std::string(63, 'a') + "…");
+  EXPECT_EQ(shortened("ab", 1), "…");
+}
+
 TEST(UtilTest, SizesAndTimes) {
   EXPECT_EQ(human_bytes(12884901888.0), "12.88 GB");
   EXPECT_EQ(human_bytes(999), "999 B");

@@ -1,5 +1,7 @@
 #include "base/utf8.h"
 
+#include <algorithm>
+
 namespace mi {
 
 size_t utf8_bytes(std::string_view s, size_t i) {
@@ -29,6 +31,16 @@ std::string clean_utf8(std::string_view s) {
     }
   }
   return out;
+}
+
+std::string shortened(std::string_view s, size_t most) {
+  size_t characters = 0, kept = 0;  // kept: bytes of all but the last character that fit
+  for (size_t i = 0; i < s.size(); ++characters) {
+    if (characters + 1 == most) kept = i;
+    if (characters == most) return clean_utf8(s.substr(0, kept)) + "…";
+    i += std::max<size_t>(utf8_bytes(s, i), 1);
+  }
+  return clean_utf8(s);
 }
 
 }  // namespace mi

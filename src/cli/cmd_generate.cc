@@ -71,6 +71,7 @@ Result<int> run(const Flags& f) {
   };
   MI_TRY(const std::vector<runtime::Completion> done, runtime::generate(*loop, std::move(one), print));
   const runtime::Completion& c = done.front();
+  if (c.finish.reason == runtime::FinishReason::kInvalid) return fail(ErrorCode::kUsage, "{}", c.finish.message);
   if (c.finish.reason == runtime::FinishReason::kError) return fail(ErrorCode::kEnvironment, "{}", c.finish.message);
   const double after_first = c.finish.total_seconds - c.finish.ttft_seconds;
   const double speed =

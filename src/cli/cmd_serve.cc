@@ -14,6 +14,7 @@
 #include "base/util.h"
 #include "cli/command.h"
 #include "hw/cpu.h"
+#include "server/access_log.h"
 #include "server/http/listener.h"
 #include "server/keys.h"
 #include "server/server.h"
@@ -26,6 +27,7 @@ namespace {
 struct Flags {
   EngineFlags engine;
   std::string host = "127.0.0.1", model, key_file, tls_cert, tls_key, access_log;
+  std::vector<std::string> cors_origins;
   int port = 8000;
   int64_t step = 512;
   runtime::LoopOptions loop{.max_waiting = 1024, .max_queue_seconds = 30};
@@ -35,13 +37,13 @@ struct Flags {
   std::string kv_disk;
   uint64_t kv_disk_bytes = uint64_t(8) << 30;
   double drain = 30, stuck = 120;
-  bool watchdog = false, no_ui = false;
+  bool watchdog = false, no_ui = false, expert_metrics = false;
   server::HttpLimits http;
 };
 
-// SIGINT and SIGTERM go to one thread: before the server runs they end the program at once, then the first asks for a
-// graceful end and the second ends it. SIGHUP reloads, where there is something to reload; else it ends the program as
-// it always does.
+// SIGINT and SIGTERM go to one thread: before the server is ready they end the program at once, for nobody waits for an
+// answer; then the first asks for a graceful end and the second ends it. SIGHUP reloads, where there is something to
+// reload; else it ends the program as it always does.
 class Signals {
  public:
   // reloads: there will be something to read again, so a SIGHUP before that is no end.
@@ -54,16 +56,18 @@ class Signals {
         int signal = 0;
         if (sigwait(&set_, &signal) != 0) continue;
         if (signal == SIGHUP && hang_up()) continue;
-        if (!serving_ || asked_.exchange(true)) _exit(128 + signal);
+        if (!serving_) _exit(signal == SIGHUP ? 128 + signal : 0);
+        if (asked_.exchange(true)) _exit(128 + signal);
         asked_.notify_all();
       }
     }).detach();
   }
   // Before anyone is told that the server is there.
-  void serving(std::function<void()> reload) {
+  void serving() { serving_ = true; }
+  // What SIGHUP does from now on, and at once if one has come already.
+  void on_reload(std::function<void()> reload) {
     std::lock_guard lock(mutex_);
     reload_ = std::move(reload);
-    serving_ = true;
     if (reload_ && std::exchange(missed_, false)) reload_();
   }
   void wait() { asked_.wait(false); }
@@ -75,7 +79,7 @@ class Signals {
  private:
   bool hang_up() {
     std::lock_guard lock(mutex_);
-    if (!serving_ && reloads_) return missed_ = true;
+    if (!reload_ && reloads_) return missed_ = true;
     if (reload_) reload_();
     return bool(reload_);
   }
@@ -115,6 +119,7 @@ Result<int> run(const Flags& f) {
     return fail(ErrorCode::kUsage,
                 "--kv-disk keeps what the prefix cache gives up, and {} turns that off: leave one out",
                 f.no_prefix_cache ? "--no-prefix-cache" : "--memory-pool false");
+  MI_TRY(const server::Cors cors, server::Cors::make(f.cors_origins));
   allow_many_descriptors();
   signal(SIGPIPE, SIG_IGN);  // also in the watchdog's parent, which writes to the same log
   const bool reloads = !f.key_file.empty() || !f.tls_cert.empty() || (!f.access_log.empty() && f.access_log != "-");
@@ -136,10 +141,16 @@ Result<int> run(const Flags& f) {
   o.tls_key = f.tls_key;
   o.access_log = f.access_log;
   o.ui = !f.no_ui;
+  o.cors = cors;
   o.stuck_seconds = f.stuck;
   o.http = f.http;
-  if (!f.key_file.empty()) MI_TRY_VOID(server::KeyRing::read(f.key_file));  // before the model is loaded
+  // What can be wrong with the flags shows before the model is loaded.
+  if (o.listener < 0) {
+    MI_TRY(o.listener, server::bind_listener(f.host, f.port));
+  }
+  if (!f.key_file.empty()) MI_TRY_VOID(server::KeyRing::read(f.key_file));
   if (!f.tls_cert.empty()) MI_TRY_VOID(server::read_tls(f.tls_cert, f.tls_key));
+  if (!f.access_log.empty()) MI_TRY_VOID(server::AccessLog::check(f.access_log));
 
   const hw::ThreadAdvice advice = hw::advise_threads();
   tools::SessionOptions so = session_options(f.engine);
@@ -174,7 +185,9 @@ Result<int> run(const Flags& f) {
     say("kv disk     {}: room for {} pages of {}, {} are there\n", f.kv_disk, d.capacity,
         human_bytes(double(lo.kv_store->page_bytes())), d.pages);
   }
-  const auto loop = s.make_loop(lo);
+  const auto experts = f.expert_metrics ? std::make_shared<runtime::ExpertLoad>(s.engine->manifest()) : nullptr;
+  o.experts = experts;
+  const auto loop = s.make_loop(lo, experts);
   const std::string name = f.model.empty() ? m.name : f.model;
   for (const std::string& n : {name, with(name, '-', '_'), with(name, '_', '-')})
     if (std::find(o.model_names.begin(), o.model_names.end(), n) == o.model_names.end()) o.model_names.push_back(n);
@@ -188,8 +201,9 @@ Result<int> run(const Flags& f) {
                    {"vocab", m.vocab},
                    {"parameters", m.total_params},
                    {"active_parameters", m.active_params}};
+  o.before_ready = [] { signals->serving(); };
   MI_TRY(const auto server, server::ApiServer::start(*loop, s.text, o));
-  signals->serving(!server->can_reload() ? std::function<void()>() : [&server] {
+  signals->on_reload(!server->can_reload() ? std::function<void()>() : [&server] {
     if (const Status s = server->reload(); s.ok())
       say("reloaded    keys, certificate and log, as far as they are used\n");
     else
@@ -216,7 +230,13 @@ Command add_serve(CLI::App& parent) {
   app->add_option("--tls-cert", f->tls_cert, "certificate chain (PEM): serve HTTPS; with --tls-key");
   app->add_option("--tls-key", f->tls_key, "the certificate's key (PEM, without password)");
   app->add_option("--access-log", f->access_log, "file for one JSON object per request; - is standard output");
+  app->add_option("--cors-origin", f->cors_origins,
+                  "a site whose pages may read the answers (https://chat.example.org), or * for all; may be repeated");
   app->add_flag("--no-ui", f->no_ui, "without the chat page at / and the plots at /dashboard");
+  app->add_flag(
+      "--expert-metrics", f->expert_metrics,
+      "count the tokens of each expert: metainfer:expert_tokens_total in /metrics, one series for every layer "
+      "and expert, and the heat map at /dashboard");
   app->add_flag("--watchdog", f->watchdog,
                 "serve in a worker process that is replaced when it crashes or gets stuck; the socket stays open");
   app->add_option("--watchdog-seconds", f->stuck,
@@ -227,7 +247,7 @@ Command add_serve(CLI::App& parent) {
       ->check(CLI::Range(size_t(1024), size_t(1) << 30))
       ->capture_default_str();
   app->add_option("--max-connections", f->http.max_connections,
-                  "open connections; a new one takes the place of the longest idle one")
+                  "requests at one time; more hear 503, and idle connections are closed for new ones")
       ->check(CLI::Range(1, 1 << 20))
       ->capture_default_str();
   app->add_option("--request-seconds", f->http.read_seconds, "time for a request to arrive whole; more gets 408")
@@ -237,7 +257,7 @@ Command add_serve(CLI::App& parent) {
       ->check(CLI::Range(1, 86400))
       ->capture_default_str();
   app->add_option("--slow-reader-bytes", f->http.queued_bytes,
-                  "output that a client may leave unread before it is cut off")
+                  "output that a client may leave unread, behind the piece that it is taking, before it is cut off")
       ->check(CLI::Range(size_t(4096), size_t(1) << 30))
       ->capture_default_str();
   app->add_option("--keep-alive-seconds", f->http.keep_alive_seconds,
@@ -298,8 +318,9 @@ Command add_serve(CLI::App& parent) {
       ->check(CLI::Range(0.0, 86400.0))
       ->capture_default_str();
   app->footer(
-      "Prints 'listening on http://HOST:PORT' when it is ready. SIGTERM or Ctrl-C: ends gracefully; twice: at "
-      "once. SIGHUP: reads keys and certificate again, and opens the access log again.\nExample:\n"
+      "Prints 'listening on http://HOST:PORT' when it is ready. SIGTERM or Ctrl-C: ends gracefully; twice, or "
+      "before it is ready: at once. SIGHUP: reads keys and certificate again, and opens the access log "
+      "again.\nExample:\n"
       "  metainfer serve --engine mini-m3-engine --host 0.0.0.0 --port 8000 --max-batch-size 32 --max-seq-len 4096");
   return {app, [f]() { return run(*f); }};
 }

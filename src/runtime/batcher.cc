@@ -331,11 +331,20 @@ bool Batcher::take_token(Live& live, FinishEvent* end) {
     return ends(FinishReason::kError);
   };
   if (live.max_tokens == 0) return ends(FinishReason::kLength);
-  if (live.constraint_ended) return ends(FinishReason::kStop);
+  auto invalid = [&](std::string why) {
+    end->message = std::move(why);
+    return ends(FinishReason::kInvalid);
+  };
+  if (live.constraint_ended) {
+    if (Status s = live.request.constraint->failure(); !s.ok()) return invalid(s.error().message());
+    return ends(FinishReason::kStop);
+  }
   if (live.choice.outcome == Sampler::Outcome::kBadLogits)
     return broken("the model's output holds values that are not numbers");
-  if (live.choice.outcome == Sampler::Outcome::kNothingAllowed)
-    return broken("no token is allowed by the bans and the grammar of this request");
+  if (live.choice.outcome == Sampler::Outcome::kNothingAllowed) {
+    std::string why = "no token is allowed by the bans and the grammar of this request";
+    return live.request.constraint ? invalid(std::move(why)) : broken(std::move(why));
+  }
 
   const int32_t token = live.choice.scored.token;
   live.sampler.accept(token);
@@ -361,7 +370,7 @@ bool Batcher::take_token(Live& live, FinishEvent* end) {
     return ends(FinishReason::kStop);
   }
   if (live.request.constraint) {
-    if (Status s = live.request.constraint->accept(token); !s.ok()) return broken("grammar: " + s.error().message());
+    if (Status s = live.request.constraint->accept(token); !s.ok()) return invalid(s.error().message());
   }
   event.text = live.text.push(token);
   live.sink(std::move(event));

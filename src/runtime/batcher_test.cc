@@ -369,7 +369,8 @@ TEST(Batcher, BrokenLogitsEndTheRequestWithAnError) {
 // Allows the letters of a word in turn, then ends.
 class WordConstraint : public text::Constraint {
  public:
-  explicit WordConstraint(std::vector<int32_t> ids, bool refuse = false) : ids_(std::move(ids)), refuse_(refuse) {}
+  explicit WordConstraint(std::vector<int32_t> ids, bool refuse = false, bool fail = false)
+      : ids_(std::move(ids)), refuse_(refuse), fail_(fail) {}
   std::unique_ptr<text::Constraint> clone() const override { return std::make_unique<WordConstraint>(*this); }
   bool fill_mask(std::span<uint32_t> mask) override {
     std::fill(mask.begin(), mask.end(), 0);
@@ -382,11 +383,15 @@ class WordConstraint : public text::Constraint {
     ++at_;
     return {};
   }
-  bool finished() const override { return at_ == ids_.size(); }
+  bool finished() const override { return !fail_ && at_ == ids_.size(); }
+  Status failure() const override {
+    if (fail_ && at_ == ids_.size()) return bad_input("too large");
+    return {};
+  }
 
  private:
   std::vector<int32_t> ids_;
-  bool refuse_;
+  bool refuse_, fail_;
   size_t at_ = 0;
 };
 
@@ -405,10 +410,29 @@ TEST(Batcher, AConstraintDecidesTheTokensAndTheEnd) {
   b.run();
   EXPECT_EQ(word.tokens(), (std::vector<int32_t>{3, 1, 20, 40}));
   EXPECT_EQ(word.finish().reason, FinishReason::kStop);
-  EXPECT_EQ(refused.finish().reason, FinishReason::kError);
+  EXPECT_EQ(refused.finish().reason, FinishReason::kInvalid);
   EXPECT_EQ(ended.finish().reason, FinishReason::kStop);
   EXPECT_EQ(ended.finish().completion_tokens, 0);
   EXPECT_EQ(free.tokens(), alone(request(4, 5, 10)));
+}
+
+TEST(Batcher, AConstraintThatFailsIsNoEndOfTheText) {
+  Bench b;
+  Request r = request(1, 5, 50);
+  r.constraint = std::make_unique<WordConstraint>(std::vector<int32_t>{3, 1}, false, true);
+  Recorder& failed = b.add(std::move(r));
+  Request banned = request(2, 5, 50);  // one token is allowed, and it may not come yet
+  banned.constraint = std::make_unique<WordConstraint>(std::vector<int32_t>{3});
+  banned.stop_token_ids = {3};
+  banned.sampling.min_tokens = 5;
+  Recorder& nothing = b.add(std::move(banned));
+  b.run();
+  EXPECT_EQ(failed.tokens(), (std::vector<int32_t>{3, 1}));
+  EXPECT_EQ(failed.finish().reason, FinishReason::kInvalid);
+  EXPECT_EQ(failed.finish().message, "too large");
+  EXPECT_EQ(nothing.finish().reason, FinishReason::kInvalid);
+  EXPECT_EQ(b.batcher.stats().finished[size_t(FinishReason::kInvalid)], 2u);
+  EXPECT_EQ(b.batcher.stats().finished[size_t(FinishReason::kError)], 0u);
 }
 
 // "bc" was complete but waited for "abcd", which starts earlier; the limit came first.

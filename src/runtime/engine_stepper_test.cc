@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "exec/test_model.h"
+#include "runtime/expert_load.h"
 #include "runtime/generate.h"
 #include "runtime/testing.h"
 
@@ -43,7 +44,7 @@ std::vector<Request> requests(size_t only = SIZE_MAX) {
 }
 
 std::vector<Completion> run(const exec::testing::TestModel& model, const World& w, std::vector<Request> r,
-                            Stats* stats = nullptr) {
+                            Stats* stats = nullptr, std::shared_ptr<ExpertLoad>* load_of_experts = nullptr) {
   hw::ThreadPool pool(w.threads);
   exec::LoadOptions load;
   load.kv_pages = w.pages;
@@ -51,7 +52,8 @@ std::vector<Completion> run(const exec::testing::TestModel& model, const World& 
   load.max_tokens_per_step = 512;
   auto engine = exec::Engine::load(model.dir(), load, pool);
   MI_CHECK(engine.ok(), "{}", engine.error().message());
-  EngineLoop loop(make_engine_stepper(**engine, pool), nullptr,
+  if (load_of_experts) *load_of_experts = std::make_shared<ExpertLoad>((*engine)->manifest());
+  EngineLoop loop(make_engine_stepper(**engine, pool, load_of_experts ? *load_of_experts : nullptr), nullptr,
                   {.max_batch_size = w.batch,
                    .prefill_tokens = w.chunk,
                    .prefill_tokens_beside_decodes = w.chunk,
@@ -87,6 +89,34 @@ TEST(EngineStepper, TokensAndLogprobBitsAreThoseOfTheRequestAlone) {
       ASSERT_EQ(got[i].scores.size(), want[i].scores.size());
       for (size_t t = 0; t < got[i].scores.size(); ++t) EXPECT_EQ(got[i].scores[t].logprob, want[i].scores[t].logprob);
     }
+  }
+}
+
+TEST(EngineStepper, EveryRowIsCountedForItsExperts) {
+  const exec::testing::TestModel model(shape());
+  const std::vector<Completion> want = run(model, {}, requests());
+  std::vector<std::vector<uint64_t>> first;
+  for (const World& w : {World{}, World{.threads = 2, .chunk = 7}}) {
+    Stats stats;
+    std::shared_ptr<ExpertLoad> load;
+    std::vector<Request> r = requests();
+    r.back().pooling = Pooling::kMean;  // steps that show their hidden states are counted, too
+    r.back().max_tokens = 0;
+    const std::vector<Completion> got = run(model, w, std::move(r), &stats, &load);
+    for (size_t i = 0; i + 1 < got.size(); ++i) EXPECT_EQ(got[i].tokens, want[i].tokens);
+    ASSERT_EQ(load->routes().size(), 2u);
+    std::vector<std::vector<uint64_t>> counts;
+    for (const ExpertLoad::Route& route : load->routes()) {
+      EXPECT_EQ(route.experts, 6);
+      uint64_t sum = 0;
+      counts.emplace_back();
+      for (int64_t e = 0; e < route.experts; ++e) counts.back().push_back(load->tokens(route, e));
+      for (uint64_t n : counts.back()) sum += n;
+      EXPECT_EQ(sum, stats.computed_tokens * 2);  // two experts for each
+    }
+    EXPECT_NE(counts[0], counts[1]);
+    if (first.empty()) first = counts;
+    EXPECT_EQ(counts, first);  // whatever the pieces
   }
 }
 

@@ -19,6 +19,8 @@ const char* finish_reason_name(FinishReason r) {
       return "error";
     case FinishReason::kTimeout:
       return "timeout";
+    case FinishReason::kInvalid:
+      return "invalid";
   }
   return "?";
 }

@@ -89,15 +89,16 @@ struct TokenEvent {
   std::vector<TokenLogprob> top;
 };
 
-enum class FinishReason : uint8_t { kStop, kLength, kCancelled, kError, kTimeout };
-inline constexpr int kFinishReasons = 5;
-const char* finish_reason_name(FinishReason r);  // "stop", "length", "cancelled", "error", "timeout"
+enum class FinishReason : uint8_t { kStop, kLength, kCancelled, kError, kTimeout, kInvalid };
+inline constexpr int kFinishReasons = 6;
+// "stop", "length", "cancelled", "error", "timeout", "invalid"
+const char* finish_reason_name(FinishReason r);
 
 // The last event of every accepted request, exactly one.
 struct FinishEvent {
   FinishReason reason = FinishReason::kStop;
   std::string text;                        // text that had been held back and is now certain
-  std::string message;                     // kError: what went wrong
+  std::string message;                     // kError: what went wrong; kInvalid: why the request's constraint failed
   std::optional<std::string> stop_string;  // kStop: the stop string that matched
   std::optional<int32_t> stop_token;       // kStop: the end or stop token that was generated
   int64_t prompt_tokens = 0;

@@ -12,6 +12,8 @@
 
 namespace mi::runtime {
 
+class ExpertLoad;
+
 class Stepper {
  public:
   virtual ~Stepper() = default;
@@ -39,7 +41,8 @@ class Stepper {
   }
 };
 
-// Borrows both.
-std::unique_ptr<Stepper> make_engine_stepper(exec::Engine& engine, hw::ThreadPool& pool);
+// Borrows both. load: where the choices of experts are counted; null: nowhere.
+std::unique_ptr<Stepper> make_engine_stepper(exec::Engine& engine, hw::ThreadPool& pool,
+                                             std::shared_ptr<ExpertLoad> load = nullptr);
 
 }  // namespace mi::runtime

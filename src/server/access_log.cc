@@ -51,6 +51,7 @@ std::string access_line(const AccessRecord& r, int64_t ms) {
          {"bytes_out", r.bytes_out},
          {"first_byte_ms", thousandths(r.first_byte_seconds)},
          {"duration_ms", thousandths(r.seconds)}};
+  if (r.error_status != 0) j["error_status"] = r.error_status;
   if (q.tls) j["tls"] = true;
   if (!q.agent.empty()) j["user_agent"] = q.agent.substr(0, kLongestAgent);
   if (!q.trace_id.empty()) {
@@ -65,6 +66,12 @@ std::string access_line(const AccessRecord& r, int64_t ms) {
 Result<std::unique_ptr<AccessLog>> AccessLog::open(const std::string& path) {
   MI_TRY(const int fd, open_log(path));
   return std::unique_ptr<AccessLog>(new AccessLog(path, fd));
+}
+
+Status AccessLog::check(const std::string& path) {
+  MI_TRY(const int fd, open_log(path));
+  ::close(fd);
+  return {};
 }
 
 AccessLog::AccessLog(std::string path, int fd) : path_(std::move(path)), fd_(fd), thread_([this] { run(); }) {}

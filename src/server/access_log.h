@@ -19,6 +19,8 @@ class AccessLog {
  public:
   // "-": standard output.
   static Result<std::unique_ptr<AccessLog>> open(const std::string& path);
+  // Whether the file can be opened; makes it if there is none.
+  static Status check(const std::string& path);
   ~AccessLog();  // writes what is queued, for a moment at most
   void write(const AccessRecord& r);
   // Opens the path anew, for who moved the file away. The old one stays where that fails.

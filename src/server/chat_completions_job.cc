@@ -6,7 +6,7 @@ namespace {
 
 class ChatCompletionsJob : public ChatJob {
  public:
-  ChatCompletionsJob(ServerContext& c, std::shared_ptr<Exchange> e) : ChatJob(c, std::move(e), "chat_completions") {}
+  ChatCompletionsJob(ServerContext& c, std::shared_ptr<Exchange> e) : ChatJob(c, std::move(e)) {}
 
  private:
   std::optional<ApiError> parse(const Json& body) override { return parse_chat(body, context_.defaults, &request_); }

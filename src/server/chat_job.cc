@@ -67,6 +67,10 @@ std::unique_ptr<ToolSplitter> ChatJob::make_splitter(std::string_view prompt) co
   return split_reasoning(f.think, f.think_end, opens_reasoning(f, prompt), std::move(calls));
 }
 
+const char* ChatJob::grammar_param() const {
+  return request_.format == AnswerFormat::kText ? "tools" : format_param();
+}
+
 std::optional<ApiError> ChatJob::make_constraint(std::unique_ptr<text::Constraint>* out) const {
   Result<std::unique_ptr<text::Constraint>> made = std::unique_ptr<text::Constraint>();
   if (request_.tool_choice == ToolChoice::kNamed) {
@@ -83,9 +87,9 @@ std::optional<ApiError> ChatJob::make_constraint(std::unique_ptr<text::Constrain
     if (begin >= 0 && end >= 0)
       made = context_.constraints->lark(free_calls_grammar(request_.tools, request_.parallel_tool_calls, begin, end));
   } else {
-    return make_format_constraint(context_, request_, out);
+    return make_format_constraint(context_, request_, format_param(), out);
   }
-  if (!made.ok()) return bad_field("tools", made.error().message());
+  if (!made.ok()) return bad_field("tools", "tools: " + made.error().message());
   *out = std::move(made).value();
   return std::nullopt;
 }

@@ -30,6 +30,7 @@ class ChatJob : public Job {
 
   virtual std::optional<ApiError> parse(const Json& body) = 0;  // into request_
   virtual const char* call_id_prefix() const { return "call"; }
+  const char* grammar_param() const override;
   // A piece of the answer, already added to the choice; streams only. logprob: of the token that brought it, null if
   // none or already given.
   virtual void on_piece(size_t choice, const ToolPiece& piece, Json logprob) = 0;

@@ -6,7 +6,7 @@ namespace {
 
 class CompletionJob : public Job {
  public:
-  CompletionJob(ServerContext& c, std::shared_ptr<Exchange> e) : Job(c, std::move(e), "completions") {}
+  CompletionJob(ServerContext& c, std::shared_ptr<Exchange> e) : Job(c, std::move(e)) {}
 
   void begin(const std::string& body) {
     auto parsed = parse_body(body);
@@ -46,7 +46,7 @@ class CompletionJob : public Job {
   std::optional<ApiError> make_requests(std::vector<runtime::Request>* out) {
     if (!context_.text.tokenizer) return ApiError{400, "this model has no tokenizer", "invalid_request_error", {}, {}};
     std::unique_ptr<text::Constraint> constraint;
-    if (auto e = make_format_constraint(context_, request_, &constraint)) return e;
+    if (auto e = make_format_constraint(context_, request_, format_param(), &constraint)) return e;
     int64_t prompt_tokens = 0;
     for (const auto& prompt : request_.prompts) {
       std::vector<int32_t> ids;

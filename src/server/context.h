@@ -13,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "runtime/expert_load.h"
 #include "runtime/loop.h"
 #include "server/openai/request.h"
 #include "server/reply/reply.h"
@@ -42,8 +43,9 @@ struct ServerContext {
   // For /metrics; null until the server listens, or where there is none.
   std::atomic<const HttpCounters*> http{nullptr};
   const AccessLog* access_log = nullptr;
+  std::shared_ptr<const runtime::ExpertLoad> experts;
   int restarts = 0;  // by the watchdog
-  // API requests answered, by endpoint and status; for /metrics.
+  // API requests by endpoint and status, counted when their answer ends; for /metrics.
   std::mutex count_mutex;
   std::vector<std::pair<std::pair<std::string, int>, uint64_t>> api_requests;
   void count(const std::string& endpoint, int status);

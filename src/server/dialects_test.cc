@@ -4,9 +4,13 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/socket.h>
+#include <sys/un.h>
 #include <unistd.h>
 
+#include <cstring>
+
 #include "runtime/testing.h"
+#include "server/http/listener.h"
 #include "server/server.h"
 
 namespace mi::server {
@@ -63,7 +67,7 @@ struct Answer {
 class World {
  public:
   World(const std::string& template_marks, const std::vector<std::string>& specials, const std::string& said,
-        const std::string& prompt_end = "") {
+        const std::string& prompt_end = "", const std::function<void(ServeOptions*)>& set = {}) {
     std::vector<std::string> pieces;
     for (char c = ' '; c <= '~'; ++c) pieces.emplace_back(1, c);
     pieces.emplace_back("\n");
@@ -83,11 +87,16 @@ class World {
     o.vocab = vocab;
     o.eos_ids = {0};
     o.max_seq_len = 4096;
+    if (set) set(&o);
     server_ = ApiServer::start(*loop_, std::move(t), o).value();
   }
   ~World() { server_->stop(0); }
 
-  Answer post(const std::string& path, const Json& body) const {
+  Answer post(const std::string& path, const Json& body) const { return ask("POST", path, dump_json(body)); }
+  Answer get(const std::string& path) const { return ask("GET", path, ""); }
+
+ private:
+  Answer ask(const char* method, const std::string& path, const std::string& text) const {
     const std::string url = server_->url();
     const int s = ::socket(AF_INET, SOCK_STREAM, 0);
     sockaddr_in to{};
@@ -95,10 +104,10 @@ class World {
     to.sin_port = htons(uint16_t(std::stoi(url.substr(url.rfind(':') + 1))));
     ::inet_pton(AF_INET, "127.0.0.1", &to.sin_addr);
     MI_CHECK(::connect(s, reinterpret_cast<sockaddr*>(&to), sizeof(to)) == 0);
-    const std::string text = dump_json(body);
     // HTTP/1.0: the end of the connection is the end of the body.
-    const std::string request = fmt::format(
-        "POST {} HTTP/1.0\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n{}", path, text.size(), text);
+    const std::string request =
+        fmt::format("{} {} HTTP/1.0\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n{}", method, path,
+                    text.size(), text);
     MI_CHECK(::send(s, request.data(), request.size(), 0) == ssize_t(request.size()));
     std::string all;
     char buffer[4096];
@@ -110,7 +119,6 @@ class World {
     return a;
   }
 
- private:
   std::shared_ptr<const text::Tokenizer> tokenizer_;
   std::unique_ptr<runtime::EngineLoop> loop_;
   std::unique_ptr<ApiServer> server_;
@@ -369,6 +377,114 @@ TEST(Dialects, AForcedAnswerClosesReasoningThatThePromptOpened) {
                      .json();
   EXPECT_EQ(a["choices"][0]["message"]["content"], "yes");
   EXPECT_EQ(a["usage"]["prompt_tokens"], 1 + 1 + 1 + 1 + 2);  // x, <think>, a line end, </think>, two more
+}
+
+// Beyond the limits of its parser from the second letter on: legal, as far as can be seen before.
+std::string grammar_that_fails() {
+  std::string ways, rules;
+  for (int i = 0; i < 3000; ++i) {
+    ways += (i ? " | r" : "r") + std::to_string(i);
+    rules += "r" + std::to_string(i) + ": \"b\" \"" + std::to_string(i) + "\"\n";
+  }
+  return "start: \"a\" rest\nrest: " + ways + "\n" + rules;
+}
+
+// The same as a JSON schema, for the dialects that have no grammars.
+Json schema_that_fails() {
+  Json ways = Json::array();
+  for (int i = 0; i < 3000; ++i)
+    ways.push_back(
+        {{"type", "object"},
+         {"properties", {{"b", {{"const", "c" + std::to_string(i)}}}, {"n" + std::to_string(i), {{"type", "null"}}}}},
+         {"required", {"b"}},
+         {"additionalProperties", false}});
+  return {{"type", "object"}, {"properties", {{"a", {{"anyOf", ways}}}}}, {"required", {"a"}}};
+}
+
+TEST(Dialects, AGrammarThatFailsWhileDecodingIsTheRequestsFault) {
+  const World w("plain", {}, "ab1");
+  const Json format{{"type", "grammar"}, {"grammar", grammar_that_fails()}};
+  Json chat{{"model", "m"}, {"messages", {{{"role", "user"}, {"content", "x"}}}}, {"response_format", format}};
+  Json completion{{"model", "m"}, {"prompt", "x"}, {"response_format", format}};
+  for (auto& [path, body] :
+       {std::pair<std::string, Json&>{"/v1/chat/completions", chat}, {"/v1/completions", completion}}) {
+    const Answer whole = w.post(path, body);
+    EXPECT_EQ(whole.status, 400) << whole.body;
+    const Json error = whole.json()["error"];
+    EXPECT_EQ(error["param"], "response_format");
+    EXPECT_EQ(error["type"], "invalid_request_error");
+    EXPECT_THAT(error["message"].get<std::string>(), HasSubstr("response_format: "));
+    body["stream"] = true;
+    const Answer stream = w.post(path, body);
+    EXPECT_EQ(stream.status, 200);
+    EXPECT_EQ(stream.events().back()["error"], error);
+    EXPECT_TRUE(stream.body.ends_with("data: [DONE]\n\n"));
+  }
+  const std::string metrics = w.get("/metrics").body;
+  for (const char* endpoint : {"chat_completions", "completions"}) {
+    const std::string name = fmt::format("metainfer:api_requests_total{{endpoint=\"{}\",status=", endpoint);
+    EXPECT_THAT(metrics, HasSubstr(name + "\"400\",model_name=\"m\"} 2"));
+    EXPECT_THAT(metrics, testing::Not(HasSubstr(name + "\"500\"")));
+    EXPECT_THAT(metrics, testing::Not(HasSubstr(name + "\"200\"")));
+  }
+}
+
+TEST(Dialects, AFailedGrammarNamesTheFieldOfItsDialect) {
+  const World w("plain", {}, R"({"a": {"b": "c1"}})");
+  const Json schema = schema_that_fails();
+  Answer a =
+      w.post("/v1/responses", {{"model", "m"},
+                               {"input", "x"},
+                               {"text", {{"format", {{"type", "json_schema"}, {"name", "n"}, {"schema", schema}}}}}});
+  EXPECT_EQ(a.status, 400) << a.body;
+  EXPECT_EQ(a.json()["error"]["param"], "text");
+  a = w.post("/v1/messages", {{"model", "m"},
+                              {"max_tokens", 50},
+                              {"messages", {{{"role", "user"}, {"content", "x"}}}},
+                              {"output_config", {{"format", {{"type", "json_schema"}, {"schema", schema}}}}}});
+  EXPECT_EQ(a.status, 400) << a.body;
+  EXPECT_THAT(a.json()["error"]["message"].get<std::string>(), HasSubstr("output_config: "));
+  a = w.post("/v1/chat/completions",
+             {{"model", "m"},
+              {"messages", {{{"role", "user"}, {"content", "x"}}}},
+              {"tool_choice", "required"},
+              {"tools", {{{"type", "function"}, {"function", {{"name", "f"}, {"parameters", schema}}}}}}});
+  EXPECT_EQ(a.status, 400) << a.body;
+  EXPECT_EQ(a.json()["error"]["param"], "tools");
+}
+
+TEST(Readiness, NobodyHearsOfItBeforeTheServerIsSetUp) {
+  const std::string path = fmt::format("{}mi-ready-{}", testing::TempDir(), ::getpid());
+  const int notified = ::socket(AF_UNIX, SOCK_DGRAM | SOCK_NONBLOCK, 0);
+  sockaddr_un at{};
+  at.sun_family = AF_UNIX;
+  ASSERT_LT(path.size(), sizeof(at.sun_path));
+  std::memcpy(at.sun_path, path.data(), path.size());
+  ASSERT_EQ(::bind(notified, reinterpret_cast<sockaddr*>(&at), sizeof(at)), 0);
+  ::setenv("NOTIFY_SOCKET", path.c_str(), 1);
+  char message[64];
+  int called = 0, port = 0;
+  const World w("plain", {}, "x", "", [&](ServeOptions* o) {
+    o->listener = bind_listener("127.0.0.1", 0).value();
+    port = bound_address(o->listener).port;
+    o->before_ready = [&] {
+      ++called;
+      EXPECT_LT(::recv(notified, message, sizeof(message), 0), 0);
+      const int client = ::socket(AF_INET, SOCK_STREAM, 0);
+      sockaddr_in to{};
+      to.sin_family = AF_INET;
+      to.sin_port = htons(uint16_t(port));
+      to.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+      EXPECT_NE(::connect(client, reinterpret_cast<sockaddr*>(&to), sizeof(to)), 0);
+      ::close(client);
+    };
+  });
+  EXPECT_EQ(called, 1);
+  ASSERT_EQ(::recv(notified, message, sizeof(message), 0), ssize_t(std::strlen("READY=1")));
+  EXPECT_EQ(std::string(message, std::strlen("READY=1")), "READY=1");
+  EXPECT_EQ(w.get("/ready").status, 200);
+  ::close(notified);
+  ::unlink(path.c_str());
 }
 
 TEST(Dialects, EmbeddingsOfAModelWithoutHiddenStatesAreRefused) {

@@ -23,7 +23,7 @@ static_assert(std::endian::native == std::endian::little, "base64 embeddings are
 
 class EmbeddingJob : public Job {
  public:
-  EmbeddingJob(ServerContext& c, std::shared_ptr<Exchange> e) : Job(c, std::move(e), "embeddings") {}
+  EmbeddingJob(ServerContext& c, std::shared_ptr<Exchange> e) : Job(c, std::move(e)) {}
 
   void begin(const std::string& body) {
     auto parsed = parse_body(body);
@@ -49,6 +49,8 @@ class EmbeddingJob : public Job {
       tokens += int64_t(r.prompt.size());
       r.max_tokens = 0;
       r.pooling = request_.pooling;
+      r.priority = request_.priority;
+      r.cache_salt = request_.cache_salt;
       requests.push_back(std::move(r));
     }
     set_prompt_tokens(tokens);

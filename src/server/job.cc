@@ -88,7 +88,7 @@ std::optional<ApiError> prompt_ids(const ServerContext& c, const char* param,
   return std::nullopt;
 }
 
-std::optional<ApiError> make_format_constraint(const ServerContext& c, const CommonRequest& r,
+std::optional<ApiError> make_format_constraint(const ServerContext& c, const CommonRequest& r, const char* param,
                                                std::unique_ptr<text::Constraint>* out) {
   Result<std::unique_ptr<text::Constraint>> made = std::unique_ptr<text::Constraint>();
   switch (r.format) {
@@ -107,7 +107,7 @@ std::optional<ApiError> make_format_constraint(const ServerContext& c, const Com
       made = c.constraints->regex(r.grammar);
       break;
   }
-  if (!made.ok()) return bad_field("response_format", made.error().message());
+  if (!made.ok()) return bad_field(param, fmt::format("{}: {}", param, made.error().message()));
   *out = std::move(made).value();
   return std::nullopt;
 }
@@ -127,23 +127,17 @@ runtime::Request request_of(const CommonRequest& c, int64_t i) {
 }
 
 ApiError unknown_model(const std::string& name) {
-  return {
-      404,
-      fmt::format("the model '{}' does not exist here; /v1/models lists what does", clean_utf8(name.substr(0, 200))),
-      "invalid_request_error", "model", "model_not_found"};
+  return {404, fmt::format("the model '{}' does not exist here; /v1/models lists what does", shortened(name)),
+          "invalid_request_error", "model", "model_not_found"};
 }
 
-Job::Job(ServerContext& c, std::shared_ptr<Exchange> e, std::string endpoint)
-    : context_(c),
-      endpoint_(std::move(endpoint)),
-      exchange_(std::move(e)),
-      strand_(boost::asio::make_strand(c.workers->get_executor())) {}
+Job::Job(ServerContext& c, std::shared_ptr<Exchange> e)
+    : context_(c), exchange_(std::move(e)), strand_(boost::asio::make_strand(c.workers->get_executor())) {}
 
 // Whole seconds, as HTTP wants them, and never at once: whoever was refused would only be refused again.
 std::string retry_after(double seconds) { return std::to_string(int64_t(std::clamp(std::ceil(seconds), 1.0, 86400.0))); }
 
 void Job::fail(const ApiError& e) {
-  context_.count(endpoint_, e.status);
   exchange_->respond(e.status, "application/json", error_body(e),
                      e.status == 429 ? Headers{{"Retry-After", retry_after(e.retry_after)}} : Headers{});
 }
@@ -185,11 +179,35 @@ void Job::start(std::vector<runtime::Request> requests, bool stream) {
       if (const auto s = weak.lock()) s->cancel_all();
     });
     if (self->stream_) {
-      self->context_.count(self->endpoint_, 200);
       self->exchange_->begin_stream("text/event-stream; charset=utf-8");
       self->on_start();
     }
   });
+}
+
+// What an end means for who asked; nothing if it is an answer, or if nobody is there to hear.
+std::optional<ApiError> Job::failure_of(const runtime::FinishEvent& f, bool gone) const {
+  switch (f.reason) {
+    case runtime::FinishReason::kStop:
+    case runtime::FinishReason::kLength:
+      return std::nullopt;
+    case runtime::FinishReason::kCancelled:
+      if (gone) return std::nullopt;
+      return ApiError{500, "the server is shutting down", "server_error", {}, {}};
+    case runtime::FinishReason::kError:
+      return ApiError{500, f.message, "server_error", {}, {}};
+    case runtime::FinishReason::kTimeout:
+      return ApiError{
+          504,
+          fmt::format("the answer was not complete after {} s, the limit of this server (--timeout-seconds)",
+                      context_.timeout_seconds),
+          "timeout_error",
+          {},
+          {}};
+    case runtime::FinishReason::kInvalid:
+      break;
+  }
+  return bad_field(grammar_param(), fmt::format("{}: {}", grammar_param(), f.message));
 }
 
 void Job::on_event(size_t choice, runtime::Event&& event) {
@@ -211,22 +229,15 @@ void Job::on_event(size_t choice, runtime::Event&& event) {
       std::lock_guard lock(ids_mutex_);
       gone = gone_;
     }
-    const bool late = f.reason == runtime::FinishReason::kTimeout;
-    if (late || f.reason == runtime::FinishReason::kError || (f.reason == runtime::FinishReason::kCancelled && !gone)) {
-      ApiError e;
-      e.status = late ? 504 : 500;
-      e.type = late ? "timeout_error" : "server_error";
-      e.message = late ? fmt::format("the answer was not complete after {} s, the limit of this server (--timeout-seconds)",
-                                     context_.timeout_seconds)
-                  : f.reason == runtime::FinishReason::kError ? f.message
-                                                              : "the server is shutting down";
-      failure_ = e.message;
+    if (const auto e = failure_of(f, gone)) {
+      failure_ = e->message;
       cancel_all();
       if (stream_) {
-        exchange_->write(stream_error(e));
+        exchange_->set_error_status(e->status);
+        exchange_->write(stream_error(*e));
         exchange_->end_stream();
       } else {
-        fail(e);
+        fail(*e);
       }
       return;
     }
@@ -249,9 +260,6 @@ void Job::send_named_event(const char* name, const Json& j) {
   exchange_->write(fmt::format("event: {}\ndata: {}\n\n", name, dump_json(j)));
 }
 
-void Job::respond_whole(const Json& j) {
-  context_.count(endpoint_, 200);
-  exchange_->respond(200, "application/json", dump_json(j));
-}
+void Job::respond_whole(const Json& j) { exchange_->respond(200, "application/json", dump_json(j)); }
 
 }  // namespace mi::server

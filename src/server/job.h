@@ -20,7 +20,7 @@ namespace mi::server {
 
 class Job : public std::enable_shared_from_this<Job> {
  public:
-  Job(ServerContext& c, std::shared_ptr<Exchange> e, std::string endpoint);
+  Job(ServerContext& c, std::shared_ptr<Exchange> e);
   virtual ~Job() = default;
 
  protected:
@@ -32,6 +32,9 @@ class Job : public std::enable_shared_from_this<Job> {
   void send_named_event(const char* name, const Json& j);
 
   // What the dialect does in its own way.
+  virtual const char* format_param() const { return "response_format"; }  // where it asks for the form of the answer
+  // Which field the grammar of the answer comes from.
+  virtual const char* grammar_param() const { return format_param(); }
   virtual std::string error_body(const ApiError& e) const { return error_json(e); }
   virtual std::string stream_error(const ApiError& e) { return "data: " + error_body(e) + "\n\ndata: [DONE]\n\n"; }
   virtual std::string stream_end() { return "data: [DONE]\n\n"; }
@@ -52,11 +55,11 @@ class Job : public std::enable_shared_from_this<Job> {
   void set_choices_per_prompt(int64_t n) { choices_per_prompt_ = size_t(n); }
 
   ServerContext& context_;
-  const std::string endpoint_;
   bool stream_ = false;
 
  private:
   void on_event(size_t choice, runtime::Event&& e);
+  std::optional<ApiError> failure_of(const runtime::FinishEvent& f, bool gone) const;
   void cancel_all();
   std::shared_ptr<Exchange> exchange_;
   boost::asio::strand<boost::asio::thread_pool::executor_type> strand_;
@@ -84,8 +87,8 @@ std::optional<ApiError> prompt_ids(const ServerContext& c, const char* param,
                                    const std::variant<std::string, std::vector<int32_t>>& prompt,
                                    std::vector<int32_t>* ids);
 
-// The grammar that the answer must follow, or nothing.
-std::optional<ApiError> make_format_constraint(const ServerContext& c, const CommonRequest& r,
+// The grammar that the answer must follow, or nothing. param: the field that asks for it.
+std::optional<ApiError> make_format_constraint(const ServerContext& c, const CommonRequest& r, const char* param,
                                                std::unique_ptr<text::Constraint>* out);
 // Request `i` of n, without its prompt.
 runtime::Request request_of(const CommonRequest& r, int64_t i);

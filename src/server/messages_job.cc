@@ -7,10 +7,11 @@ namespace {
 
 class MessagesJob : public ChatJob {
  public:
-  MessagesJob(ServerContext& c, std::shared_ptr<Exchange> e) : ChatJob(c, std::move(e), "messages") {}
+  MessagesJob(ServerContext& c, std::shared_ptr<Exchange> e) : ChatJob(c, std::move(e)) {}
 
  private:
   std::optional<ApiError> parse(const Json& body) override { return parse_message(body, context_.defaults, &request_); }
+  const char* format_param() const override { return "output_config"; }
   const char* call_id_prefix() const override { return "toolu"; }
   std::string error_body(const ApiError& e) const override { return anthropic_error_json(e); }
   std::string stream_error(const ApiError& e) override { return "event: error\ndata: " + error_body(e) + "\n\n"; }
@@ -126,7 +127,7 @@ class MessagesJob : public ChatJob {
 
 class CountTokensJob : public Job {
  public:
-  CountTokensJob(ServerContext& c, std::shared_ptr<Exchange> e) : Job(c, std::move(e), "count_tokens") {}
+  CountTokensJob(ServerContext& c, std::shared_ptr<Exchange> e) : Job(c, std::move(e)) {}
   void begin(const std::string& body) {
     auto parsed = parse_body(body);
     if (const auto* e = std::get_if<ApiError>(&parsed)) return fail(*e);

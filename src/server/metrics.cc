@@ -92,8 +92,10 @@ void add_http(Families& f, const HttpCounters& c) {
   f.gauge("metainfer:http_open_answers", "Requests that are being answered, this one included.",
           double(c.answering.load()));
   count("metainfer:http_connections_total", "Connections accepted.", c.accepted);
-  count("metainfer:http_evicted_connections_total", "Idle connections closed to make room.", c.evicted);
-  count("metainfer:http_turned_away_total", "Connections closed at once, every place being busy.", c.turned_away);
+  count("metainfer:http_evicted_connections_total", "Connections without a whole request closed to make room.",
+        c.evicted);
+  count("metainfer:http_turned_away_total", "Connections closed unheard, every place being busy.", c.turned_away);
+  count("metainfer:http_crowded_total", "Requests answered by 503, every place being taken.", c.crowded);
   count("metainfer:http_slow_readers_total", "Answers cut off because the client did not read.", c.slow_readers);
   count("metainfer:http_clients_gone_total", "Clients that left before the end of their answer.", c.clients_gone);
   count("metainfer:http_timeouts_total", "Requests that did not arrive in time.", c.timeouts);
@@ -163,6 +165,11 @@ std::string metrics_text(ServerContext& c) {
       f.counter("metainfer:api_requests_total", "API requests answered, by endpoint and status.", double(n),
                 {{"endpoint", key.first}, {"status", std::to_string(key.second)}});
   }
+  if (c.experts)
+    for (const runtime::ExpertLoad::Route& r : c.experts->routes())
+      for (int64_t e = 0; e < r.experts; ++e)
+        f.counter("metainfer:expert_tokens_total", "Tokens that the router gave to an expert.",
+                  double(c.experts->tokens(r, e)), {{"layer", std::to_string(r.layer)}, {"expert", std::to_string(e)}});
   if (const HttpCounters* h = c.http) add_http(f, *h);
   if (c.access_log)
     f.counter("metainfer:access_log_dropped_total", "Lines that the access log could not take.",

@@ -7,7 +7,7 @@ namespace {
 
 class ResponsesJob : public ChatJob {
  public:
-  ResponsesJob(ServerContext& c, std::shared_ptr<Exchange> e) : ChatJob(c, std::move(e), "responses") {}
+  ResponsesJob(ServerContext& c, std::shared_ptr<Exchange> e) : ChatJob(c, std::move(e)) {}
 
  private:
   // One item of the output while it is made; `kind` is that of its pieces (kCallBegin: a call).
@@ -20,9 +20,10 @@ class ResponsesJob : public ChatJob {
   std::optional<ApiError> parse(const Json& body) override {
     return parse_response(body, context_.defaults, &request_, &told_);
   }
+  const char* format_param() const override { return "text"; }
   std::string stream_error(const ApiError& e) override {
     Json j{
-        {"type", "error"}, {"code", e.code ? Json(*e.code) : Json(e.type)}, {"message", e.message}, {"param", nullptr}};
+        {"type", "error"}, {"code", e.code ? Json(*e.code) : Json(e.type)}, {"message", sent_message(e)}, {"param", e.param ? Json(*e.param) : Json()}};
     j["sequence_number"] = sequence_++;
     return "event: error\ndata: " + dump_json(j) + "\n\n";
   }

@@ -80,6 +80,7 @@ class Api : public ApiServer {
     }
     context_.model_facts = options_.model_facts;
     context_.timeout_seconds = options_.timeout_seconds;
+    context_.experts = options_.experts;
     context_.model_facts["tool_calls"] = context_.format.name;
     context_.model_facts["reasoning"] = !context_.format.think.empty() || context_.format.name == "harmony";
     context_.model_facts["chat_template"] = context_.text.chat != nullptr;
@@ -90,6 +91,7 @@ class Api : public ApiServer {
                r.path);
     HttpHandlers h;
     h.early = [this](const HttpRequest& r) { return early(r); };
+    h.headers = [this](const HttpRequest& r) { return options_.cors.headers(r); };
     h.handle = [this](std::shared_ptr<Exchange> e) { handle(std::move(e)); };
     h.error_body = [](int status, const std::string& message) { return error_json(plain_error(status, message)); };
     if (!options_.api_key_file.empty()) {
@@ -98,17 +100,25 @@ class Api : public ApiServer {
     }
     if (!options_.access_log.empty()) {
       MI_TRY(log_, AccessLog::open(options_.access_log));
-      h.done = [this](const AccessRecord& r) { log_->write(r); };
       context_.access_log = log_.get();
     }
+    h.done = [this](const AccessRecord& r) {
+      // Counted where it is logged, so that both say the same.
+      const RouteSpec* route = find_route(r.request.path);
+      const int status = r.error_status != 0 ? r.error_status : r.status;
+      if (route && route->body && status != 0) context_.count(route->id, status);
+      if (log_) log_->write(r);
+    };
     std::shared_ptr<TlsContext> tls;
     if (has_tls()) {
       MI_TRY(tls, read_tls(options_.tls_cert, options_.tls_key));
     }
     int listener = options_.listener;
     if (listener < 0) {
-      MI_TRY(listener, open_listener(options_.host, options_.port));
+      MI_TRY(listener, bind_listener(options_.host, options_.port));
     }
+    if (options_.before_ready) options_.before_ready();
+    MI_TRY_VOID(listen_on(listener));
     address_ = bound_address(listener);
     heartbeat_ = std::make_unique<Heartbeat>();
     context_.restarts = heartbeat_->restarts();
@@ -190,6 +200,7 @@ class Api : public ApiServer {
   }
 
   EarlyAnswer early(const HttpRequest& r) {
+    if (auto answer = options_.cors.preflight(r)) return std::move(*answer);
     const RouteSpec* route = find(r.path);
     const auto keys = std::atomic_load(&keys_);
     if (keys && !(route && route->open) && !keys->admits(r))
@@ -267,9 +278,8 @@ class Api : public ApiServer {
         e->respond(200, kJson, dump_json(model_json(name)));
       else
         e->respond(404, kJson,
-                   error_json(plain_error(
-                       404, fmt::format("the model '{}' does not exist here", clean_utf8(name.substr(0, 200))),
-                       "model_not_found")));
+                   error_json(plain_error(404, fmt::format("the model '{}' does not exist here", shortened(name)),
+                                          "model_not_found")));
     } else {
       boost::asio::post(workers_, [this, e, start = starts().at(path)] {
         const bool large = e->request().body.size() > kLargeBody;

@@ -1,13 +1,16 @@
 #pragma once
 // The server over a step loop, in the dialects of OpenAI and Anthropic. Routes, keys, graceful end.
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "base/json.h"
 #include "base/result.h"
+#include "runtime/expert_load.h"
 #include "runtime/loop.h"
+#include "server/cors.h"
 #include "server/http/http_server.h"
 #include "text/model_text.h"
 
@@ -22,6 +25,8 @@ struct ServeOptions {
   std::string tls_cert, tls_key;         // empty: plain HTTP
   std::string access_log;                // empty: none; "-": standard output
   bool ui = true;                        // the pages for people
+  std::shared_ptr<const runtime::ExpertLoad> experts;  // for /metrics; null: not shown
+  Cors cors;                             // whose pages may read the answers
   int64_t vocab = 0;                     // of the logits
   std::vector<int64_t> eos_ids;
   int64_t max_seq_len = 0;            // what /v1/models tells
@@ -29,7 +34,9 @@ struct ServeOptions {
   int worker_threads = 2;             // templates, tokenizing, rendering
   HttpLimits http;
   double stuck_seconds = 120;  // without progress for so long: /health and /ready say 503, no sign of life is given
-  int listener = -1;           // a listening socket from the parent process; -1: host and port
+  int listener = -1;           // a socket that is bound already, and may be listening; -1: host and port
+  // Called when nothing can go wrong any more, before anyone can learn that the server is there.
+  std::function<void()> before_ready;
 };
 
 class ApiServer {

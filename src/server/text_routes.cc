@@ -102,15 +102,15 @@ TextJob::Answer apply_template(const ServerContext& c, const Json& body) {
 }  // namespace
 
 void start_tokenize(ServerContext& c, std::shared_ptr<Exchange> e) {
-  std::make_shared<TextJob>(c, e, "tokenize")->begin(e->request().body, [&](const Json& b) { return tokenize(c, b); });
+  std::make_shared<TextJob>(c, e)->begin(e->request().body, [&](const Json& b) { return tokenize(c, b); });
 }
 void start_detokenize(ServerContext& c, std::shared_ptr<Exchange> e) {
-  std::make_shared<TextJob>(c, e, "detokenize")->begin(e->request().body, [&](const Json& b) {
+  std::make_shared<TextJob>(c, e)->begin(e->request().body, [&](const Json& b) {
     return detokenize(c, b);
   });
 }
 void start_apply_template(ServerContext& c, std::shared_ptr<Exchange> e) {
-  std::make_shared<TextJob>(c, e, "apply_template")->begin(e->request().body, [&](const Json& b) {
+  std::make_shared<TextJob>(c, e)->begin(e->request().body, [&](const Json& b) {
     return apply_template(c, b);
   });
 }

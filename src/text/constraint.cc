@@ -19,6 +19,11 @@ class RustConstraint final : public Constraint {
   bool fill_mask(std::span<uint32_t> mask) override {
     return mi_text_matcher_fill(handle_, mask.data(), mask.size()) != 0;
   }
+  Status failure() const override {
+    RustBuf out;
+    if (mi_text_matcher_failure(handle_, out.out()) != 0) return out.error(ErrorCode::kUsage);
+    return {};
+  }
   Status accept(int32_t token) override {
     RustBuf out;
     if (mi_text_matcher_accept(handle_, uint32_t(token), out.out()) != 0) return out.error(ErrorCode::kUsage);

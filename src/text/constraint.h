@@ -15,8 +15,11 @@ class Constraint {
  public:
   virtual ~Constraint() = default;
   virtual std::unique_ptr<Constraint> clone() const = 0;
-  // Bit i of mask set = token i allowed now. mask has (vocab + 31) / 32 words. Returns false when generation must stop.
+  // Bit i of mask set = token i allowed now. mask has (vocab + 31) / 32 words. Returns false when generation must stop:
+  // the text is complete, unless failure() says otherwise.
   virtual bool fill_mask(std::span<uint32_t> mask) = 0;
+  // An error if the grammar cannot be followed further (a limit of its size at run time, or no token that fits).
+  virtual Status failure() const { return {}; }
   virtual Status accept(int32_t token) = 0;
   virtual bool finished() const = 0;          // the text is complete; only the end token may follow
 };

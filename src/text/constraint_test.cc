@@ -252,6 +252,32 @@ TEST_F(ConstraintTest, HostileGrammarsEnd) {
     if (c.ok()) draw_some(**c, 40);
 }
 
+TEST_F(ConstraintTest, LimitsThatShowWhileDecodingAreFailures) {
+  // So many ways to go on after the first letter that a row of the parser overflows.
+  std::string ways, rules;
+  for (int i = 0; i < 3000; ++i) {
+    ways += (i ? " | r" : "r") + std::to_string(i);
+    rules += "r" + std::to_string(i) + ": \"b\" \"" + std::to_string(i) + "\"\n";
+  }
+  auto c = take(factory_->lark("start: \"a\" rest\nrest: " + ways + "\n" + rules));
+  std::vector<uint32_t> mask((kVocab + 31) / 32);
+  EXPECT_TRUE(c->failure().ok());
+  EXPECT_TRUE(c->fill_mask(mask));
+  Status s = c->accept((*tokenizer_->encode("a", false))[0]);
+  if (s.ok()) {
+    EXPECT_FALSE(c->fill_mask(mask));
+    s = c->failure();
+  }
+  ASSERT_FALSE(s.ok());
+  EXPECT_THAT(s.error().message(), HasSubstr("grammar"));
+  EXPECT_FALSE(c->clone()->failure().ok());
+  // A text that is complete has not failed.
+  c = take(factory_->regex("ab"));
+  ASSERT_TRUE(accepts(*c, "ab"));
+  EXPECT_FALSE(c->fill_mask(mask));
+  EXPECT_TRUE(c->failure().ok());
+}
+
 TEST_F(ConstraintTest, FactoryArguments) {
   EXPECT_THAT(ConstraintFactory::make(tokenizer_, {}, kVocab).error().message(), HasSubstr("end token"));
   const int64_t outside[] = {kVocab};

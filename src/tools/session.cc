@@ -75,14 +75,15 @@ Result<Session> open_session(const SessionOptions& o) {
   return s;
 }
 
-std::unique_ptr<runtime::EngineLoop> Session::make_loop(runtime::LoopOptions l) const {
+std::unique_ptr<runtime::EngineLoop> Session::make_loop(runtime::LoopOptions l,
+                                                        std::shared_ptr<runtime::ExpertLoad> load) const {
   l.max_batch_size = max_batch_size;
   l.max_seq_len = max_seq_len;
   l.prefill_tokens = engine->options().max_tokens_per_step;
   l.reuse_prefixes = l.reuse_prefixes && engine->options().memory_pool;  // what is given back cannot be found again
   l.eos_ids = engine->manifest().model.eos_ids;
-  return std::make_unique<runtime::EngineLoop>(runtime::make_engine_stepper(*engine, *pool), text.tokenizer,
-                                               std::move(l));
+  return std::make_unique<runtime::EngineLoop>(runtime::make_engine_stepper(*engine, *pool, std::move(load)),
+                                               text.tokenizer, std::move(l));
 }
 
 Result<std::shared_ptr<runtime::kv::Store>> Session::open_kv_store(const Path& folder, int64_t bytes,

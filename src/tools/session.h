@@ -42,7 +42,9 @@ struct Session {
 
   // A loop over the engine; the session must outlive it. Greedy results do not depend on the batch, so one loop serves
   // all. The session says how large batches, sequences and steps are and which tokens end; the rest is taken from o.
-  std::unique_ptr<runtime::EngineLoop> make_loop(runtime::LoopOptions o = {}) const;
+  // load: where the choices of experts are counted; null: nowhere.
+  std::unique_ptr<runtime::EngineLoop> make_loop(runtime::LoopOptions o = {},
+                                                 std::shared_ptr<runtime::ExpertLoad> load = nullptr) const;
 
   // For LoopOptions::kv_store: pages on disk, at most so many bytes. Those of any other engine, KV type or build of
   // this program are given up: they need not be what this one computes. say: kv::StoreOptions::say.

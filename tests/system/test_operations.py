@@ -6,6 +6,7 @@ import json
 import os
 import pathlib
 import re
+import resource
 import signal
 import socket
 import ssl
@@ -165,10 +166,12 @@ def test_header_floods(plain, stream):
 
 
 def test_thousands_of_idle_connections_shut_nobody_out(mini_int8):
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     with Server(mini_int8, "--model", "m", "--max-seq-len", 512, "--max-connections", 200) as s:
         idle = []
         try:
-            for i in range(600):
+            for i in range(1700):
                 idle.append(socket.create_connection(address(s), timeout=20))
                 if i % 3 == 0:
                     idle[-1].sendall(b"POST /v1/completions HTTP/1.1\r\nContent-Le")
@@ -177,6 +180,23 @@ def test_thousands_of_idle_connections_shut_nobody_out(mini_int8):
         finally:
             for c in idle:
                 c.close()
+
+
+def test_burst_beyond_the_connections_is_told_so(mini_int8):
+    with Server(mini_int8, "--model", "m", "--max-seq-len", 1024, "--max-connections", 8) as s:
+        body = json.dumps(long_answer(max_tokens=300)).encode()
+        burst = [socket.create_connection(address(s), timeout=60) for _ in range(80)]
+        for c in burst:                 # all are there before the first speaks
+            c.sendall(post_head(len(body)).replace(b"chat/completions", b"completions") + body)
+        answers = [b"".join(iter(lambda c=c: c.recv(65536), b"")) for c in burst]
+        for c in burst:
+            c.close()
+        served = [a for a in answers if a.startswith(b"HTTP/1.1 200 ")]
+        refused = [a for a in answers if a.startswith(b"HTTP/1.1 503 ") and b"\r\nRetry-After: 1\r\n" in a and b'"error"' in a]
+        assert len(served) + len(refused) == 80 and len(served) >= 8 and len(refused) >= 1
+        now = metrics(s)
+        assert now["metainfer:http_crowded_total"] == len(refused)
+        assert now["metainfer:http_turned_away_total"] == 0 == now["metainfer:http_evicted_connections_total"]
 
 
 def test_one_byte_a_second(mini_int8):
@@ -221,6 +241,18 @@ def test_slow_reader_is_cut_off(mini_int8):
         slow.close()
 
 
+def test_prompt_reader_of_large_events_is_no_slow_reader(mini_int8):
+    with Server(mini_int8, "--model", "m", "--max-seq-len", 512, "--slow-reader-bytes", 4096) as s:
+        # Every step brings more than the limit at once.
+        answer = request(s, "/v1/completions", {"model": "m", "prompt": ["x"] * 4, "max_tokens": 60, "n": 4, "temperature": 1, "logprobs": 20, "stream": True,
+                                                "ignore_eos": True, "stream_options": {"include_usage": True}})[2]
+        assert answer.rstrip().endswith(b"data: [DONE]")
+        assert max(map(len, answer.split(b"\n\n"))) > 1000
+        whole = request(s, "/v1/responses", {"model": "m", "input": "x", "max_output_tokens": 400, "stream": True, "instructions": "y" * 300})[2]
+        assert b"response.completed" in whole or b"response.incomplete" in whole
+        assert metrics(s)["metainfer:http_slow_readers_total"] == 0
+
+
 # ---- the access log
 
 def test_access_log_names_requests(plain):
@@ -250,6 +282,23 @@ def test_access_log_tells_what_went_wrong(plain):
     assert by_id["no-such-path"]["status"] == 404 and "trace_id" not in by_id["no-such-path"]
     assert by_id["left-early"]["end"] == "client_gone"
     assert any(e["status"] == 400 and e["method"] == "" for e in by_id.values())
+
+
+def test_client_that_left_before_its_answer_is_counted_as_such(plain):
+    def counted():
+        text = request(plain, "/metrics")[2].decode()
+        return {m.group(1): float(m.group(2)) for m in re.finditer(r'api_requests_total\{endpoint="completions",status="(\d+)"[^}]*\} (\S+)', text)}
+    before = counted()
+    with socket.create_connection(address(plain), timeout=30) as s:
+        body = json.dumps(long_answer()).encode()
+        s.sendall(post_head(len(body), "X-Request-Id: gone-before\r\n").replace(b"chat/completions", b"completions") + body)
+        until(lambda: metrics(plain)["vllm:num_requests_running"] == 1)
+    until(lambda: '"gone-before"' in plain.log.read_text())
+    mine = [e for e in entries(plain.log) if e["request_id"] == "gone-before"][0]
+    assert (mine["status"], mine["end"]) == (499, "client_gone")
+    until(lambda: counted().get("499", 0) == before.get("499", 0) + 1)
+    until(lambda: metrics(plain)["vllm:num_requests_running"] == 0)
+    assert counted().get("200", 0) == before.get("200", 0)
 
 
 def test_access_log_is_moved_away(mini_int8, tmp_path):
@@ -348,6 +397,73 @@ def test_keys_are_read_again(locked):
 def test_hang_up_without_anything_to_reload_ends_the_server(mini_int8):
     s = Server(mini_int8, "--max-seq-len", 512)
     assert s.stop(signal.SIGHUP) in (0, -signal.SIGHUP, 128 + signal.SIGHUP)
+
+
+# ---- pages of other sites
+
+PAGE = "https://chat.example.org"
+
+
+def cors(headers):
+    return {k.lower(): v for k, v in headers.items() if k.lower().startswith("access-control-")}
+
+
+def test_other_sites_are_not_mentioned_unless_asked(plain):
+    for method, path in (("GET", "/v1/models"), ("OPTIONS", "/v1/chat/completions")):
+        status, headers, _ = request(plain, path, headers={"Origin": PAGE, "Access-Control-Request-Method": "POST"}, method=method)
+        assert cors(headers) == {} and status == (200 if method == "GET" else 405)
+
+
+def test_pages_of_other_sites(mini_int8, tmp_path):
+    (tmp_path / "keys").write_text(KEY + "\n")
+    with Server(mini_int8, "--model", "m", "--max-seq-len", 512, "--api-key-file", tmp_path / "keys", "--cors-origin", PAGE, "--cors-origin", "http://localhost:3000",
+                "--max-body-bytes", 2048) as s:
+        origin = {"Origin": PAGE}
+        bearer = {"Authorization": f"Bearer {KEY}", **origin}
+        # The question comes without a key, for any path; what follows needs one.
+        status, headers, body = request(s, "/v1/chat/completions", method="OPTIONS", headers={
+            **origin, "Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "authorization,content-type,x-stainless-os"})
+        told = cors(headers)
+        assert (status, body) == (204, b"") and "Content-Length" not in headers
+        assert told["access-control-allow-origin"] == PAGE and "POST" in told["access-control-allow-methods"]
+        for name in ("authorization", "content-type", "x-api-key", "anthropic-version", "x-stainless-os"):
+            assert name in told["access-control-allow-headers"].lower()
+        for path, body, sent, expected in (
+                ("/v1/chat/completions", question(), bearer, 200), ("/v1/chat/completions", question(stream=True), bearer, 200),
+                ("/v1/chat/completions", question(), origin, 401), ("/v1/chat/completions", {"model": "m", "x": 1}, bearer, 400), ("/nothing", None, bearer, 404),
+                ("/v1/completions", b" " * 4000, bearer, 413), ("/health", None, origin, 200)):
+            status, headers, answer = request(s, path, body, sent)
+            assert status == expected, answer
+            assert headers["Access-Control-Allow-Origin"] == PAGE and headers["Vary"] == "Origin", (path, status)
+            assert "X-Request-Id" in headers["Access-Control-Expose-Headers"]
+        assert request(s, "/health", headers={"Origin": "http://localhost:3000"})[1]["Access-Control-Allow-Origin"] == "http://localhost:3000"
+        # Others learn nothing, and are told apart in caches.
+        for other in ("https://evil.example", PAGE + ".evil", "null"):
+            status, headers, _ = request(s, "/v1/models", headers={**bearer, "Origin": other})
+            assert cors(headers) == {} and headers["Vary"] == "Origin"
+            assert request(s, "/v1/models", headers={"Origin": other, "Access-Control-Request-Method": "GET"}, method="OPTIONS")[0] == 401
+        # A browser's remembered password works for no other site's page, named or not.
+        basic = "Basic " + base64.b64encode(f"me:{KEY}".encode()).decode()
+        assert request(s, "/v1/models", headers={"Authorization": basic, **origin})[0] == 401
+
+
+# ---- what is wrong shows before the model is loaded
+
+@pytest.mark.parametrize("flags,code,says", [
+    (["--host", "nowhere"], 2, "--host nowhere"), (["--host", "203.0.113.7"], 3, "203.0.113.7"), (["--port", "TAKEN"], 3, "in use"),
+    (["--access-log", "/nonexistent/a.log"], 3, "--access-log /nonexistent/a.log"), (["--api-key-file", "/nonexistent/keys"], 4, "/nonexistent/keys"),
+    (["--tls-cert", "/nonexistent/c.pem", "--tls-key", "/nonexistent/k.pem"], 4, "--tls-cert"), (["--tls-cert", "c.pem"], 2, "--tls-key"),
+    (["--cors-origin", "https://a.example/page"], 2, "--cors-origin https://a.example/page")],
+    ids=lambda v: v[0] if isinstance(v, list) else None)
+def test_flags_are_checked_before_the_model_is_loaded(flags, code, says, tmp_path):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        flags = [str(taken.getsockname()[1]) if f == "TAKEN" else f for f in flags]
+        port = [] if "--port" in flags else ["--port", "0"]
+        done = run("serve", "--engine", tmp_path / "no-engine", *port, *flags, ok=code, timeout=60)
+    assert says in done.stderr and done.stderr.count("\n") == 1
+    assert "no-engine" not in done.stderr and done.stdout == ""
 
 
 # ---- TLS
@@ -495,6 +611,49 @@ def test_drain_has_a_deadline(mini_int8):
     assert s.stop(timeout=20) == 0
     t.join(20)
     assert len(streams) == 1
+
+
+def test_sigterm_while_it_starts(mini_int8):
+    """It stands still before it serves, because nobody reads what it prints, and ends all the same."""
+    read, write = os.pipe()
+    os.set_blocking(write, False)
+    try:
+        while True:
+            os.write(write, b"x" * 4096)
+    except BlockingIOError:
+        pass
+    os.set_blocking(write, True)
+    from conftest import BINARY
+    for sig in (signal.SIGTERM, signal.SIGINT):
+        process = subprocess.Popen([BINARY, "serve", "--engine", str(mini_int8), "--port", "0"], stdout=write, stderr=subprocess.PIPE)
+        try:
+            until(lambda: len(os.listdir(f"/proc/{process.pid}/task")) > 1)     # the thread for signals is the first one
+            process.send_signal(sig)
+            assert process.wait(30) == 0
+            assert process.stderr.read() == b""
+        finally:
+            process.kill()
+            process.stderr.close()
+    os.close(read)
+    os.close(write)
+
+
+def test_sigterm_right_after_ready(mini_int8, tmp_path):
+    """Who is told that it is ready may end it at once, and it ends as it should."""
+    from conftest import BINARY
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notified:
+        notified.bind(str(tmp_path / "notify"))
+        notified.settimeout(60)
+        for _ in range(10):
+            process = subprocess.Popen([BINARY, "serve", "--engine", str(mini_int8), "--max-seq-len", "512", "--port", "0"], stdout=subprocess.DEVNULL,
+                                       env={**os.environ, "NOTIFY_SOCKET": str(tmp_path / "notify")})
+            try:
+                while notified.recv(100) != b"READY=1":
+                    pass
+                process.send_signal(signal.SIGTERM)
+                assert process.wait(30) == 0
+            finally:
+                process.kill()
 
 
 # ---- the watchdog

@@ -1,5 +1,8 @@
 """The pages for people, as a browser shows them."""
+import http.server
 import json
+import re
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -286,6 +289,67 @@ def test_dashboard_shows_expert_load_where_there_is_some(browser, server):
     page.js(f"{{ const plain = fetch; window.fetch = async (u) => new Response(await (await plain(u)).text() + {json.dumps(lines)}); }}")
     page.wait("document.querySelectorAll('.plot.wide rect').length === 8 && !document.querySelector('.plot.wide').hidden")
     page.close()
+
+
+def test_dashboard_draws_the_experts_of_a_running_model(browser, mini_int8):
+    with Server(mini_int8, "--model", "m", "--max-seq-len", 512, "--expert-metrics") as s:
+        body = json.dumps({"model": "m", "prompt": "There was a frog", "max_tokens": 20, "logit_bias": {"300": 100}}).encode()
+        urllib.request.urlopen(urllib.request.Request(s.url + "/v1/completions", body, {"Content-Type": "application/json"}), timeout=60).read()
+        text = get(s.url + "/metrics")[2].decode()
+        counts = {}
+        for layer, expert, n in re.findall(r'metainfer:expert_tokens_total\{layer="(\d+)",expert="(\d+)",model_name="m"\} (\S+)', text):
+            counts.setdefault(int(layer), {})[int(expert)] = float(n)
+        rows = float(re.search(r"metainfer:computed_tokens_total\S* (\S+)", text).group(1))
+        details = json.loads(get(s.url + "/v1/models")[2])["data"][0]["details"]
+        assert 0 < len(counts) <= details["layers"] and len({len(c) for c in counts.values()}) == 1
+        each = {sum(c.values()) / rows for c in counts.values()}        # experts for a token
+        assert len(each) == 1 and each.pop() in range(1, 17)
+        page = Page(browser, s.url + "/dashboard")
+        cells = sum(map(len, counts.values()))
+        page.wait(f"document.querySelectorAll('.plot.wide rect').length === {cells} && !document.querySelector('.plot.wide').hidden")
+        drawn = page.js("[...document.querySelectorAll('.plot.wide rect')].map((r) => [Number(r.getAttribute('x')), Number(r.getAttribute('y')), "
+                        "Number(r.getAttribute('fill-opacity'))])")
+        order = sorted(counts)
+        for x, y, opacity in drawn:                                     # idle: what was counted since the start, the busiest of a layer full
+            layer = counts[order[y]]
+            assert opacity == pytest.approx(layer[x] / max(layer.values()), abs=0.001)
+        assert page.complaints() == []
+        page.close()
+
+
+def test_experts_are_counted_only_when_asked(server):
+    assert b"expert_tokens" not in get(server.url + "/metrics")[2]
+
+
+# ---- pages of other sites
+
+def test_page_of_another_site_reads_what_it_may(browser, mini_int8):
+    class Elsewhere(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *_):
+            pass
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Elsewhere) as site:
+        threading.Thread(target=site.serve_forever, daemon=True).start()
+        origin = f"http://127.0.0.1:{site.server_port}"
+        ask_it = """fetch(%s + "/v1/chat/completions", {method: "POST", headers: {"Content-Type": "application/json", "Authorization": "Bearer k", "X-Stainless-Lang": "js"},
+            body: JSON.stringify({model: "m", temperature: 0, stream: %s, messages: [{role: "user", content: "What is 23 + 45?"}]})})
+            .then(async (r) => [r.status, await r.text(), r.headers.get("X-Request-Id")], () => "refused")"""
+        for flags, allowed in ((["--cors-origin", origin], True), (["--cors-origin", "*"], True), (["--cors-origin", "https://other.example"], False), ([], False)):
+            with Server(mini_int8, "--model", "m", "--max-seq-len", 512, *flags) as s:
+                page = Page(browser, origin + "/")
+                for stream in ("false", "true"):
+                    got = page.js(ask_it % (json.dumps(s.url), stream))
+                    if not allowed:
+                        assert got == "refused"
+                        continue
+                    status, text, request_id = got
+                    assert status == 200 and request_id
+                    assert "data: [DONE]" in text if stream == "true" else json.loads(text)["choices"][0]["message"]["content"] == "68"
+                page.close()
+        site.shutdown()
 
 
 # ---- behind a key

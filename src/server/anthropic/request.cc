@@ -25,7 +25,7 @@ std::optional<ApiError> joined_text(const Json& content, const std::string& wher
       return bad_field(where, type.empty()
                                   ? where + ": every block must be an object with a type"
                                   : fmt::format("{}: blocks of type '{}' are not supported here; this model reads text",
-                                                where, type.substr(0, 40)));
+                                                where, shortened(type)));
     if (!has_text(block, "text")) return bad_field(where, where + ": a text block without its text");
     *out += (first ? "" : "\n") + block["text"].get<std::string>();
     first = false;
@@ -42,12 +42,12 @@ class MessageReader {
     if (!m_.is_object()) return bad_field(where_, where_ + " must be an object");
     for (const auto& [key, value] : m_.items())
       if (key != "role" && key != "content")
-        return bad_field(where_, fmt::format("{}: unknown field '{}'", where_, key.substr(0, 100)));
+        return bad_field(where_, fmt::format("{}: unknown field '{}'", where_, shortened(key)));
     if (!has_text(m_, "role")) return bad_field(where_, where_ + ".role is missing");
     role_ = m_["role"].get<std::string>();
     if (role_ != "user" && role_ != "assistant" && role_ != "system")
       return bad_field(where_, fmt::format("{}.role '{}' is unknown; it may be user, assistant or system", where_,
-                                           role_.substr(0, 40)));
+                                           shortened(role_)));
     if (!m_.contains("content") || m_["content"].is_null()) return bad_field(where_, where_ + ".content is missing");
     const Json& content = m_["content"];
     if (content.is_string()) {
@@ -92,7 +92,7 @@ class MessageReader {
       flush(false);
       out_->push_back({{"role", "tool"}, {"tool_call_id", b["tool_use_id"]}, {"content", std::move(text)}});
     } else {
-      return bad(fmt::format("blocks of type '{}' are not supported in {} messages", type.substr(0, 40), role_));
+      return bad(fmt::format("blocks of type '{}' are not supported in {} messages", shortened(type), role_));
     }
     return std::nullopt;
   }
@@ -162,7 +162,7 @@ std::optional<ApiError> read_choice(const Json& choice, ChatRequest* out) {
     for (const Tool& t : out->tools) found = found || t.name == out->tool_name;
     if (!found)
       return bad_field("tool_choice", fmt::format("tool_choice names '{}', which is not among the tools",
-                                                  out->tool_name.substr(0, 100)));
+                                                  shortened(out->tool_name)));
   } else if (type == "any") {
     return bad_field("tool_choice", "tool_choice is any, but there are no tools");
   } else if (type != "auto") {
@@ -180,7 +180,7 @@ std::optional<ApiError> read_output(const Json& config, ChatRequest* out) {
   if (!config.is_object()) return bad_field("output_config", "output_config must be an object");
   for (const auto& [key, value] : config.items())
     if (key != "effort" && key != "format")
-      return bad_field("output_config", fmt::format("output_config: unknown field '{}'", key.substr(0, 100)));
+      return bad_field("output_config", fmt::format("output_config: unknown field '{}'", shortened(key)));
   if (config.contains("effort") && !config["effort"].is_null())
     if (auto e = set_effort(config["effort"], "output_config", out)) return e;
   if (!config.contains("format") || config["format"].is_null()) return std::nullopt;
@@ -228,6 +228,7 @@ std::optional<ApiError> parse_message(const Json& body, const SamplingDefaults& 
   s.min_p = d.min_p;
   s.repetition_penalty = d.repetition_penalty;
   out->stream = f.boolean("stream").value_or(false);
+  read_scheduling(f, out);
   if (const Json* j = f.get("stop_sequences")) {
     if (!j->is_array()) f.fault(bad_field("stop_sequences", "stop_sequences must be a list of strings"));
     if (j->is_array() && j->size() > kMaxStops)
@@ -281,7 +282,7 @@ std::string anthropic_error_json(const ApiError& e) {
     default:
       break;
   }
-  return dump_json(Json{{"type", "error"}, {"error", {{"type", type}, {"message", e.message}}}});
+  return dump_json(Json{{"type", "error"}, {"error", {{"type", type}, {"message", sent_message(e)}}}});
 }
 
 }  // namespace mi::server

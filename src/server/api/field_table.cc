@@ -4,6 +4,7 @@
 #include <mutex>
 
 #include "base/check.h"
+#include "base/utf8.h"
 
 namespace mi::server {
 
@@ -100,7 +101,7 @@ std::optional<std::string> object_mismatch(const Json& schema, const Json& value
   static const Json none = Json::object();
   const Json& properties = schema.contains("properties") ? schema["properties"] : none;
   for (const auto& [key, member] : value.items()) {
-    const std::string at = place + "." + key.substr(0, 100);
+    const std::string at = place + "." + shortened(key);
     if (properties.contains(key)) {
       if (auto e = schema_mismatch(properties[key], member, at)) return e;
     } else if (schema.contains("additionalProperties")) {

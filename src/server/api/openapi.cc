@@ -65,7 +65,7 @@ Json operation(const RouteSpec& r, const std::string& method, const std::vector<
     add_error("413", "The body is too large.");
     add_error("429", "Too many requests wait; Retry-After says when to come back.");
     add_error("500", "The server is at fault.");
-    add_error("503", "The server is shutting down.");
+    add_error("503", "The server is shutting down, or all its places are taken; Retry-After says when to come back.");
     add_error("504", "The answer took longer than the server allows.");
   }
   return o;

@@ -57,7 +57,16 @@ FieldTable sampling() {
   };
 }
 
-constexpr double kLargestPriority = 1 << 20;
+// Of every request that the model runs for; read by read_scheduling().
+FieldTable scheduling() {
+  constexpr double kLargestPriority = 1 << 20;
+  return {
+      integer_field("priority", -kLargestPriority, kLargestPriority,
+                    "Smaller ones are served first and take the place of running ones with larger ones; answers do "
+                    "not depend on it. Default 0."),
+      text_field("cache_salt", "Keys and values are reused only between requests with the same salt. Default empty."),
+  };
+}
 
 FieldTable bookkeeping() {
   return {
@@ -80,12 +89,8 @@ FieldTable common() {
         json_field("stop", kStop, "The text ends before the first of these strings."),
         json_field("response_format", kResponseFormat, "What form the answer must have; enforced by grammar."),
         flag_field("stream", "Server-sent events, ended by \"data: [DONE]\"."),
-        object_field("stream_options", stream_options_fields, "Only with stream: true."),
-        integer_field("priority", -kLargestPriority, kLargestPriority,
-                      "Smaller ones are served first and take the place of running ones with larger ones; answers do "
-                      "not depend on it. Default 0."),
-        text_field("cache_salt",
-                   "Keys and values are reused only between requests with the same salt. Default empty.")},
+        object_field("stream_options", stream_options_fields, "Only with stream: true.")},
+       scheduling(),
        bookkeeping()});
 }
 
@@ -178,15 +183,17 @@ const FieldTable& completion_fields() {
 }
 
 const FieldTable& embedding_fields() {
-  static const FieldTable t = {
-      text_field("model", kModelAbout, FieldUse::kRequired),
-      json_field("input", kPrompt, "One text or up to 512, as text or token ids.", FieldUse::kRequired),
-      json_field("encoding_format", R"({"enum": ["float", "base64"]})", "base64: little-endian 32-bit floats."),
-      json_field("pooling", R"({"enum": ["mean", "last"]})",
-                 "How the tokens' hidden states become one: their mean (default) or that of the last token."),
-      integer_field("dimensions", 1, kNoHigh, "Must equal the model's hidden size."),
-      ignored_field("user", "the caller's bookkeeping."),
-  };
+  static const FieldTable t = joined(
+      {{
+           text_field("model", kModelAbout, FieldUse::kRequired),
+           json_field("input", kPrompt, "One text or up to 512, as text or token ids.", FieldUse::kRequired),
+           json_field("encoding_format", R"({"enum": ["float", "base64"]})", "base64: little-endian 32-bit floats."),
+           json_field("pooling", R"({"enum": ["mean", "last"]})",
+                      "How the tokens' hidden states become one: their mean (default) or that of the last token."),
+           integer_field("dimensions", 1, kNoHigh, "Must equal the model's hidden size."),
+           ignored_field("user", "the caller's bookkeeping."),
+       },
+       scheduling()});
   return t;
 }
 
@@ -286,7 +293,8 @@ const FieldTable& anthropic_message_fields() {
         ignored_field("service_tier", "there is one tier."), ignored_field("inference_geo", "there is one place."),
         ignored_field("speed", "there is one speed."), ignored_field("diagnostics", "the caller's bookkeeping."),
         ignored_field("user_profile_id", "the caller's bookkeeping."),
-        ignored_field("workspace_id", "the caller's bookkeeping.")}});
+        ignored_field("workspace_id", "the caller's bookkeeping.")},
+       scheduling()});
   return t;
 }
 
@@ -319,57 +327,59 @@ const FieldTable& response_reasoning_fields() {
 }
 
 const FieldTable& response_fields() {
-  static const FieldTable t = {
-      text_field("model", kModelAbout, FieldUse::kRequired),
-      json_field(
-          "input",
-          R"({"anyOf": [{"type": "string"}, {"type": "array", "minItems": 1, "items": {"type": "object", "properties": {
+  static const FieldTable t = joined(
+      {{
+           text_field("model", kModelAbout, FieldUse::kRequired),
+           json_field(
+               "input",
+               R"({"anyOf": [{"type": "string"}, {"type": "array", "minItems": 1, "items": {"type": "object", "properties": {
                    "type": {"enum": ["message", "function_call", "function_call_output", "reasoning", null]},
                    "role": {"enum": ["user", "assistant", "system", "developer", null]}}}}]})",
-          "A text, or the conversation as items.", FieldUse::kRequired),
-      text_field("instructions", "A system prompt before the input."),
-      integer_field("max_output_tokens", 1, kNoHigh, "Most tokens to generate, reasoning included."),
-      flag_field("stream", "Server-sent events."),
-      number_field("temperature", 0, 1e6, "0 is greedy. Default: the model's generation_config.json, else 1."),
-      number_field("top_p", 0, 1, "Keeps the likeliest tokens that together have this probability."),
-      json_field(
-          "tools",
-          R"({"type": "array", "maxItems": 128, "items": {"type": "object", "required": ["type", "name"], "properties": {
+               "A text, or the conversation as items.", FieldUse::kRequired),
+           text_field("instructions", "A system prompt before the input."),
+           integer_field("max_output_tokens", 1, kNoHigh, "Most tokens to generate, reasoning included."),
+           flag_field("stream", "Server-sent events."),
+           number_field("temperature", 0, 1e6, "0 is greedy. Default: the model's generation_config.json, else 1."),
+           number_field("top_p", 0, 1, "Keeps the likeliest tokens that together have this probability."),
+           json_field(
+               "tools",
+               R"({"type": "array", "maxItems": 128, "items": {"type": "object", "required": ["type", "name"], "properties": {
                    "type": {"const": "function"}, "name": {"type": "string", "minLength": 1}, "description": {"type": ["string", "null"]},
                    "parameters": {"type": ["object", "null"]}, "strict": {"type": ["boolean", "null"]}}}})",
-          "Functions that the model may call. Tools that a server would run are refused."),
-      json_field(
-          "tool_choice",
-          R"({"anyOf": [{"enum": ["none", "auto", "required"]}, {"type": "object", "required": ["type", "name"], "properties": {
+               "Functions that the model may call. Tools that a server would run are refused."),
+           json_field(
+               "tool_choice",
+               R"({"anyOf": [{"enum": ["none", "auto", "required"]}, {"type": "object", "required": ["type", "name"], "properties": {
                    "type": {"const": "function"}, "name": {"type": "string"}}}]})",
-          "required and a named function are enforced by grammar."),
-      flag_field("parallel_tool_calls", "false: at most one call."),
-      object_field("text", response_text_fields, "The form of the answer."),
-      object_field("reasoning", response_reasoning_fields, "How long to reason."),
-      json_field("truncation", R"({"const": "disabled"})", "What does not fit is refused."),
-      json_field("background", R"({"const": false})", "The answer comes in the same exchange."),
-      json_field("include", R"({"type": "array", "items": {"const": "reasoning.encrypted_content"}})",
-                 "Reasoning is not encrypted, so there is nothing to include."),
-      json_field("metadata", kObject, "Comes back in the answer."),
-      ignored_field("store", "nothing is stored."),
-      ignored_field("user", "the caller's bookkeeping."),
-      ignored_field("safety_identifier", "the caller's bookkeeping."),
-      ignored_field("prompt_cache_key", "answers do not depend on any cache."),
-      ignored_field("prompt_cache_retention", "answers do not depend on any cache."),
-      ignored_field("prompt_cache_options", "answers do not depend on any cache."),
-      ignored_field("service_tier", "there is one tier."),
-      ignored_field("background_options", "the answer comes in the same exchange."),
-      ignored_field("max_tool_calls", "it counts tools that a server runs."),
-      ignored_field("stream_options", "events are not padded."),
-      refused_field("previous_response_id", "nothing is stored; send the conversation as input"),
-      refused_field("conversation", "nothing is stored; send the conversation as input"),
-      refused_field("prompt", "there are no stored prompts"),
-      refused_field("top_logprobs", "use /v1/chat/completions"),
-      refused_field("moderation", "this server judges no content"),
-      refused_field("image", "this server makes text"),
-      refused_field("access_programs", "this server runs no tools"),
-      refused_field("context_management", "the whole conversation is read"),
-  };
+               "required and a named function are enforced by grammar."),
+           flag_field("parallel_tool_calls", "false: at most one call."),
+           object_field("text", response_text_fields, "The form of the answer."),
+           object_field("reasoning", response_reasoning_fields, "How long to reason."),
+           json_field("truncation", R"({"const": "disabled"})", "What does not fit is refused."),
+           json_field("background", R"({"const": false})", "The answer comes in the same exchange."),
+           json_field("include", R"({"type": "array", "items": {"const": "reasoning.encrypted_content"}})",
+                      "Reasoning is not encrypted, so there is nothing to include."),
+           json_field("metadata", kObject, "Comes back in the answer."),
+           ignored_field("store", "nothing is stored."),
+           ignored_field("user", "the caller's bookkeeping."),
+           ignored_field("safety_identifier", "the caller's bookkeeping."),
+           ignored_field("prompt_cache_key", "answers do not depend on any cache."),
+           ignored_field("prompt_cache_retention", "answers do not depend on any cache."),
+           ignored_field("prompt_cache_options", "answers do not depend on any cache."),
+           ignored_field("service_tier", "there is one tier."),
+           ignored_field("background_options", "the answer comes in the same exchange."),
+           ignored_field("max_tool_calls", "it counts tools that a server runs."),
+           ignored_field("stream_options", "events are not padded."),
+           refused_field("previous_response_id", "nothing is stored; send the conversation as input"),
+           refused_field("conversation", "nothing is stored; send the conversation as input"),
+           refused_field("prompt", "there are no stored prompts"),
+           refused_field("top_logprobs", "use /v1/chat/completions"),
+           refused_field("moderation", "this server judges no content"),
+           refused_field("image", "this server makes text"),
+           refused_field("access_programs", "this server runs no tools"),
+           refused_field("context_management", "the whole conversation is read"),
+       },
+       scheduling()});
   return t;
 }
 

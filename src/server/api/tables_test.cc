@@ -107,6 +107,96 @@ TEST(Tables, EveryBodyIsTried) {
   EXPECT_EQ(tried, all);
 }
 
+int64_t characters(std::string_view s) {
+  int64_t n = 0;
+  for (size_t i = 0; i < s.size(); ++n) {
+    const size_t bytes = utf8_bytes(s, i);
+    EXPECT_GT(bytes, 0u) << "broken at " << i;
+    i += std::max<size_t>(bytes, 1);
+  }
+  return n;
+}
+
+TEST(Tables, WhatARequestSpellsIsRepeatedShortened) {
+  std::string name;
+  for (int i = 0; i < 20000; ++i) name += "\u00fc";
+  for (const Body& b : bodies()) {
+    Json body = parse_json(b.smallest, "b").value();
+    body[name] = 1;
+    const auto e = b.parse(body);
+    ASSERT_TRUE(e) << b.path;
+    EXPECT_EQ(characters(*e->param), 64) << b.path;
+    EXPECT_TRUE(e->param->ends_with("\u00fc…"));
+    EXPECT_THAT(e->message, HasSubstr("unknown field '\u00fc"));
+    EXPECT_LT(characters(e->message), 200) << b.path;
+  }
+  // Wherever else a name or a value gets into a message.
+  const Json tool{{"type", "function"}, {"function", {{"name", name}}}};
+  const std::pair<const char*, Json> cases[] = {
+      {"/v1/chat/completions", {{"tools", {tool, tool}}}},
+      {"/v1/chat/completions",
+       {{"tools", {tool}}, {"tool_choice", {{"type", "function"}, {"function", {{"name", name + "x"}}}}}}},
+      {"/v1/chat/completions", {{"logit_bias", {{name, 1}}}}},
+      {"/v1/chat/completions", {{"messages", {{{"role", name}, {"content", "x"}}}}}},
+      {"/v1/chat/completions", {{"messages", {{{"role", "user"}, {"content", {{{"type", name}}}}}}}}},
+      {"/v1/chat/completions", {{"messages", {{{"role", "user"}, {"content", "x"}, {name, 1}}}}}},
+      {"/v1/chat/completions", {{"stream", true}, {"stream_options", {{name, 1}}}}},
+      {"/v1/chat/completions", {{"response_format", {{"type", name}}}}},
+      {"/v1/messages", {{"messages", {{{"role", "user"}, {"content", "x"}, {name, 1}}}}}},
+      {"/v1/messages", {{"messages", {{{"role", "user"}, {"content", {{{"type", name}}}}}}}}},
+      {"/v1/messages", {{"output_config", {{name, 1}}}}},
+      {"/v1/messages", {{"tool_choice", {{"type", "tool"}, {"name", name}}}}},
+      {"/v1/responses", {{"input", {{{"type", name}}}}}},
+      {"/v1/responses", {{"input", {{{"role", name}, {"content", "x"}}}}}},
+      {"/v1/responses", {{"tool_choice", {{"type", "function"}, {"name", name}}}}},
+  };
+  for (const auto& [path, more] : cases)
+    for (const Body& b : bodies()) {
+      if (std::string_view(b.path) != path) continue;
+      Json body = parse_json(b.smallest, "b").value();
+      body.update(more);
+      const auto e = b.parse(body);
+      ASSERT_TRUE(e) << path << dump_json(more).substr(0, 100);
+      EXPECT_LT(characters(e->message), 300) << e->message.substr(0, 300);
+      EXPECT_LE(characters(e->param.value_or("")), 64);
+    }
+  EXPECT_EQ(
+      characters(parse_json(error_json({400, name, "", name, {}}), "e").value()["error"]["message"].get<std::string>()),
+      1000);
+}
+
+TEST(Tables, WhatRunsCanBeScheduled) {
+  int runs = 0;
+  for (const Body& b : bodies()) {
+    Json body = parse_json(b.smallest, "b").value();
+    body["priority"] = -3;
+    body["cache_salt"] = "s";
+    const auto e = b.parse(body);
+    const std::string_view path = b.path;
+    const bool text_only = path.ends_with("tokenize") || path.ends_with("template") || path.ends_with("count_tokens");
+    EXPECT_EQ(!e, !text_only) << path << (e ? e->message : "");
+    runs += !e;
+  }
+  EXPECT_EQ(runs, 5);
+  ChatRequest message, response;
+  ResponseRequest told;
+  EmbeddingRequest embedding;
+  const Json more{{"priority", 7}, {"cache_salt", "mine"}};
+  Json body =
+      parse_json(R"({"model": "m", "max_tokens": 5, "messages": [{"role": "user", "content": "x"}]})", "b").value();
+  body.update(more);
+  ASSERT_FALSE(parse_message(body, {}, &message));
+  body = parse_json(R"({"model": "m", "input": "x"})", "b").value();
+  body.update(more);
+  ASSERT_FALSE(parse_response(body, {}, &response, &told));
+  ASSERT_FALSE(parse_embedding(body, &embedding));
+  for (const Scheduling* s : {static_cast<Scheduling*>(&message), static_cast<Scheduling*>(&response),
+                              static_cast<Scheduling*>(&embedding)}) {
+    EXPECT_EQ(s->priority, 7);
+    EXPECT_EQ(s->cache_salt, "mine");
+  }
+}
+
 TEST(Tables, WhatTheSchemaForbidsIsRefusedByName) {
   const std::vector<Json> values = {"",   "no such word", true,           5,
                                     -3.5, Json::array(),  Json::object(), Json::array({Json::array({true})})};

@@ -60,8 +60,7 @@ class ExchangeWire : public Wire {
 
 }  // namespace
 
-Connection::Connection(asio::ip::tcp::socket socket, ConnectionSurroundings& around, std::shared_ptr<TlsContext> tls,
-                       bool spare)
+Connection::Connection(asio::ip::tcp::socket socket, ConnectionSurroundings& around, std::shared_ptr<TlsContext> tls)
     : stream_(std::move(socket)),
       around_(around),
       limits_(around.limits),
@@ -70,12 +69,12 @@ Connection::Connection(asio::ip::tcp::socket socket, ConnectionSurroundings& aro
       limit_(stream_.get_executor()),
       output_(stream_.get_executor()),
       watch_(stream_.get_executor()),
-      spare_(spare),
       since_(Clock::now()) {
   ++around_.counters.open;
 }
 Connection::~Connection() {
   hold_body(0);
+  leave_place();
   --around_.counters.open;
 }
 
@@ -100,6 +99,16 @@ void Connection::hold_body(size_t bytes) {
   held_body_ = bytes;
 }
 
+void Connection::take_place() {
+  leave_place();
+  if (around_.places >= limits_.max_connections) around_.make_place();
+  placed_ = true;
+  ++around_.places;
+}
+void Connection::leave_place() {
+  if (std::exchange(placed_, false)) --around_.places;
+}
+
 void Connection::close_when_idle() {
   closing_ = true;
   if (!busy()) close_now();
@@ -109,6 +118,7 @@ void Connection::close_now() {
   error_code ec;
   closing_ = true;
   gone_ = gone_ || busy();
+  leave_place();
   stream_.socket().shutdown(asio::ip::tcp::socket::shutdown_both, ec);
   stream_.close();
   no_limit();
@@ -127,7 +137,10 @@ asio::awaitable<void> Connection::run() {
   ::setsockopt(stream_.socket().native_handle(), IPPROTO_TCP, TCP_USER_TIMEOUT, &patience, sizeof(patience));
   stream_.socket().set_option(asio::socket_base::keep_alive(true), ec);
   bool going = !tls_context_ || co_await handshake();
-  while (going) going = co_await serve_one();
+  while (going) {
+    going = co_await serve_one();
+    leave_place();
+  }
   co_await close();
 }
 
@@ -207,6 +220,8 @@ HttpRequest Connection::from_header(const void* header) const {
   }
   r.host = text(h[http::field::host]);
   r.origin = text(h[http::field::origin]);
+  r.asked_method = text(h[http::field::access_control_request_method]);
+  r.asked_headers = text(h[http::field::access_control_request_headers]);
   r.agent = text(h[http::field::user_agent]);
   r.id = request_id_of(text(h["X-Request-Id"]));
   if (const auto t = parse_traceparent(text(h["traceparent"]))) {
@@ -259,8 +274,11 @@ asio::awaitable<bool> Connection::serve_one() {
   if (header.count(http::field::transfer_encoding) > 0 && (!parser.chunked() || header.version() < 11))
     co_return co_await refuse(400, "the only Transfer-Encoding that is understood is chunked, in HTTP/1.1");
 
+  ++requests_;
+  take_place();
+  const int beyond = around_.places - limits_.max_connections;
   const bool http_1_1 = header.version() >= 11;
-  const bool keep = parser.keep_alive() && !closing_ && !spare_;
+  const bool keep = parser.keep_alive() && !closing_ && beyond <= 0;
   HttpRequest request = from_header(&header);
   const auto length = parser.content_length();
   const bool has_body = parser.chunked() || (length && *length > 0);
@@ -271,8 +289,12 @@ asio::awaitable<bool> Connection::serve_one() {
     early.body = around_.handlers.error_body(status, message);
     early.headers = std::move(headers);
   };
-  if (early.status == 0 && spare_ && request.method != "GET" && request.method != "HEAD")
+  const bool small = request.method == "GET" || request.method == "HEAD";
+  if (early.status == 0 && beyond > (small ? limits_.spare_connections : 0)) {
     say(503, fmt::format("all {} connections are in use", limits_.max_connections), {{"Retry-After", "1"}});
+    ++around_.counters.crowded;
+    leave_place();  // how long it takes to hear the answer is nobody else's affair
+  }
   if (early.status == 0 && length && *length > limits_.body_bytes)
     say(413, fmt::format("the body has {} bytes, more than the limit of {}", *length, limits_.body_bytes));
   if (early.status == 0 && has_body) {
@@ -330,10 +352,11 @@ asio::awaitable<bool> Connection::serve_one() {
 
 void Connection::begin_exchange(HttpRequest request, bool http_1_1, bool keep_alive) {
   no_limit();
-  answer_begun_ = answer_complete_ = false;
+  answer_begun_ = answer_sent_ = answer_complete_ = false;
   sent_bytes_ = 0;
   auto wire = std::make_shared<ExchangeWire>(weak_from_this(), stream_.get_executor(), ++serial_);
   exchange_ = std::make_shared<Exchange>(std::move(request), http_1_1, keep_alive, std::move(wire));
+  if (around_.handlers.headers) exchange_->set_headers(around_.handlers.headers(exchange_->request()));
   ++around_.counters.answering;
 }
 
@@ -365,26 +388,46 @@ asio::awaitable<void> Connection::watch_client(std::shared_ptr<Exchange> exchang
 void Connection::probe_client() {
   if (answer_complete_) return;
   if (!answer_begun_)
-    queue_.push_back("HTTP/1.1 100 Continue\r\n\r\n");
+    push("HTTP/1.1 100 Continue\r\n\r\n");
   else if (exchange_->is_event_stream())
-    queue_.push_back(exchange_->comment());
+    push(exchange_->comment());
   else
     return;
-  queued_bytes_ += queue_.back().size();
   output_.cancel();
 }
 
+void Connection::push(std::string bytes) {
+  queued_bytes_ += bytes.size();
+  untaken_.push_back(bytes.size());
+  queue_.push_back(std::move(bytes));
+}
+void Connection::taken(size_t bytes) {
+  queued_bytes_ -= bytes;
+  while (bytes > 0) {
+    const size_t n = std::min(bytes, untaken_.front());
+    bytes -= n;
+    if ((untaken_.front() -= n) == 0) untaken_.pop_front();
+  }
+}
+
+// The piece that the client is taking does not count, so that one event may be as large as it likes; nor does what only
+// waits for its turn on this thread, which shows in a socket that would take more.
+bool Connection::client_is_behind() {
+  if (untaken_.empty() || queued_bytes_ - untaken_.front() <= limits_.queued_bytes) return false;
+  pollfd p{stream_.socket().native_handle(), POLLOUT, 0};
+  return ::poll(&p, 1, 0) == 0;
+}
+
 void Connection::queue(uint64_t serial, std::string bytes, bool last) {
-  if (serial != serial_ || answer_complete_ || !exchange_) return;
+  if (serial != serial_ || answer_complete_ || !exchange_ || gone_) return;
   if (!answer_begun_) first_byte_ = Clock::now();
   answer_begun_ = true;
-  queued_bytes_ += bytes.size();
-  if (queued_bytes_ > limits_.queued_bytes && !last && !overrun_) {
+  if (!last && !overrun_ && client_is_behind()) {
     overrun_ = true;
     ++around_.counters.slow_readers;
     stream_.cancel();  // the write that the client does not take
   }
-  if (!bytes.empty()) queue_.push_back(std::move(bytes));
+  if (!bytes.empty()) push(std::move(bytes));
   answer_complete_ = last;
   output_.cancel();
 }
@@ -392,6 +435,7 @@ void Connection::queue(uint64_t serial, std::string bytes, bool last) {
 asio::awaitable<bool> Connection::send_queued() {
   error_code ec;
   std::string bytes;
+  const bool answer = answer_begun_;
   while (!queue_.empty()) {  // what has gathered goes out in one write
     bytes += queue_.front();
     queue_.pop_front();
@@ -403,7 +447,8 @@ asio::awaitable<bool> Connection::send_queued() {
     no_limit();
     at += n;
     sent_bytes_ += n;
-    queued_bytes_ -= std::min(queued_bytes_, n);
+    answer_sent_ = answer_sent_ || (answer && n > 0);
+    taken(n);
     if (late_ && !overrun_) {
       overrun_ = true;
       ++around_.counters.slow_readers;
@@ -429,12 +474,13 @@ asio::awaitable<bool> Connection::send_answer() {
       output_.expires_at(asio::steady_timer::time_point::max());
     co_await output_.async_wait(into(ec));
     // Proxies close what is silent for long, and a client that left shows when it is written to.
-    if (!ec && events && queue_.empty() && !answer_complete_) queue_.push_back(exchange_->comment());
+    if (!ec && events && queue_.empty() && !answer_complete_) push(exchange_->comment());
   }
   const auto exchange = std::move(exchange_);
   exchange_.reset();
   --around_.counters.answering;
   queue_.clear();
+  untaken_.clear();
   queued_bytes_ = 0;
   if (!ok || gone_ || overrun_) {
     if (!overrun_ && !closing_) ++around_.counters.clients_gone;
@@ -455,7 +501,9 @@ void Connection::log_exchange(const Exchange& exchange, const char* end) {
   if (!around_.handlers.done) return;
   const auto now = Clock::now();
   const auto notes = exchange.notes();
-  around_.handlers.done({exchange.request(), exchange.status(), received_bytes_, sent_bytes_,
+  const bool left = end == std::string_view("client_gone");
+  const int status = answer_sent_ || (answer_begun_ && !left) ? exchange.status() : left ? kClientClosed : 0;
+  around_.handlers.done({exchange.request(), status, exchange.error_status(), received_bytes_, sent_bytes_,
                          seconds_between(since_, now),
                          answer_begun_ ? seconds_between(since_, std::min(first_byte_, now)) : 0, end, notes});
   received_bytes_ = 0;

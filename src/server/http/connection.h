@@ -14,6 +14,7 @@
 #include <boost/beast/core/tcp_stream.hpp>
 #include <chrono>
 #include <deque>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -32,13 +33,15 @@ struct ConnectionSurroundings {
   const HttpHandlers& handlers;
   HttpCounters& counters;
   size_t body_bytes = 0;  // held by all connections, against HttpLimits::all_body_bytes
+  int places = 0;         // held by requests, against HttpLimits::max_connections
+  // Frees a place that is held by a body that does not arrive, if there is one.
+  std::function<void()> make_place;
 };
 
 class Connection : public std::enable_shared_from_this<Connection> {
  public:
   using Clock = std::chrono::steady_clock;
-  // spare: beyond the usual number; answers only what has no body.
-  Connection(asio::ip::tcp::socket socket, ConnectionSurroundings& around, std::shared_ptr<TlsContext> tls, bool spare);
+  Connection(asio::ip::tcp::socket socket, ConnectionSurroundings& around, std::shared_ptr<TlsContext> tls);
   ~Connection();
   asio::awaitable<void> run();  // until the connection ends
   void queue(uint64_t serial, std::string bytes, bool last);
@@ -46,6 +49,8 @@ class Connection : public std::enable_shared_from_this<Connection> {
   void close_now();
   bool busy() const { return exchange_ != nullptr; }
   bool between_requests() const { return between_; }
+  bool kept() const { return between_ && requests_ > 0; }  // idle after an answer
+  bool holds_place() const { return placed_; }
   Clock::time_point since() const { return since_; }  // when the wait for a request, or the request, began
 
  private:
@@ -66,6 +71,11 @@ class Connection : public std::enable_shared_from_this<Connection> {
   asio::awaitable<void> watch_client(std::shared_ptr<Exchange> exchange);
   void probe_client();
   void begin_exchange(HttpRequest request, bool http_1_1, bool keep_alive);
+  void take_place();
+  void leave_place();
+  void push(std::string bytes);
+  void taken(size_t bytes);
+  bool client_is_behind();
   void log_exchange(const Exchange& exchange, const char* end);
 
   // Cancels what the stream waits for after this time, and sets late_. Beast's own limits would close the socket, and
@@ -85,12 +95,15 @@ class Connection : public std::enable_shared_from_this<Connection> {
   uint64_t limit_serial_ = 0;
   bool late_ = false;
   std::deque<std::string> queue_;
-  size_t queued_bytes_ = 0, sent_bytes_ = 0, received_bytes_ = 0, held_body_ = 0;
-  bool answer_begun_ = false, answer_complete_ = false, overrun_ = false;
-  const bool spare_;
+  std::deque<size_t> untaken_;  // what is left of each piece of output, those of the write under way included
+  size_t queued_bytes_ = 0;     // their sum
+  size_t sent_bytes_ = 0, received_bytes_ = 0, held_body_ = 0;
+  bool answer_begun_ = false, answer_sent_ = false, answer_complete_ = false, overrun_ = false;
   bool closing_ = false;                // no further request
   bool gone_ = false;                   // the client left or was cut off
   bool between_ = true;                 // no byte of a request has come
+  bool placed_ = false;                 // counted in ConnectionSurroundings::places
+  uint64_t requests_ = 0;               // whose head has come
   std::shared_ptr<Exchange> exchange_;  // the request being answered
   uint64_t serial_ = 0;                 // of the current exchange; late output of an older one is dropped
   Clock::time_point since_, first_byte_;

@@ -57,11 +57,14 @@ std::string Exchange::head(int status, std::string_view content_type, const Head
   std::string h = fmt::format("HTTP/1.1 {} {}\r\nServer: metainfer\r\nX-Request-Id: {}\r\nConnection: {}\r\n", status,
                               status_text(status), request_.id, keep_alive_ ? "keep-alive" : "close");
   if (!content_type.empty()) h += fmt::format("Content-Type: {}\r\n", content_type);
-  for (const auto& [name, value] : extra) h += fmt::format("{}: {}\r\n", name, value);
+  for (const Headers* list : {&extra, static_cast<const Headers*>(&always_)})
+    for (const auto& [name, value] : *list) h += fmt::format("{}: {}\r\n", name, value);
   return h + framing + "\r\n";
 }
 
 void Exchange::respond(int status, std::string_view content_type, std::string_view body, const Headers& extra) {
+  constexpr int kNoContent = 204;  // has no length either (RFC 9110, 8.6)
+  if (status == kNoContent) return wire_->send(head(status, "", extra, ""), true);
   std::string bytes = head(status, content_type, extra, fmt::format("Content-Length: {}\r\n", body.size()).c_str());
   if (request_.method != "HEAD") bytes += body;
   wire_->send(std::move(bytes), true);

@@ -21,6 +21,7 @@ struct HttpRequest {
   std::vector<std::string> authorization;  // every Authorization header
   std::vector<std::string> api_key;        // every X-Api-Key header
   std::string host, origin;
+  std::string asked_method, asked_headers;  // Access-Control-Request-Method, -Headers
   std::string body;
   std::string id;         // X-Request-Id of the client, or one made here
   std::string peer;       // address of the other side
@@ -31,10 +32,14 @@ struct HttpRequest {
   bool tls = false;
 };
 
+// As in nginx: no answer was sent, because the client had left. No client ever sees it.
+inline constexpr int kClientClosed = 499;
+
 // What the access log tells about an answered request.
 struct AccessRecord {
   const HttpRequest& request;
-  int status = 0;  // 0: the client left before there was one
+  int status = 0;        // what was sent; kClientClosed: the client left before that; 0: the server ended before
+  int error_status = 0;  // of a stream that ended with an error: what the answer would have had, had it been known
   size_t bytes_in = 0, bytes_out = 0;
   double seconds = 0;             // from the first byte of the request to the last of the answer
   double first_byte_seconds = 0;  // to the first of the answer
@@ -61,6 +66,10 @@ class Exchange {
   void begin_stream(std::string_view content_type);
   void write(std::string_view bytes);
   void end_stream();
+  // Before end_stream(), of a stream whose last event is an error.
+  void set_error_status(int status) { error_status_ = status; }
+  // Headers of whatever answer there will be. Before it begins.
+  void set_headers(Headers h) { always_ = std::move(h); }
   // A number for the access log, such as the tokens of the answer. Before the end of the answer.
   void note(std::string name, int64_t value);
 
@@ -76,6 +85,7 @@ class Exchange {
   bool is_event_stream() const { return events_; }
   std::string comment() const;  // of an event stream, framed
   int status() const { return status_; }
+  int error_status() const { return error_status_; }
   std::vector<std::pair<std::string, int64_t>> notes() const;
 
  private:
@@ -85,7 +95,8 @@ class Exchange {
   bool http_1_1_;
   std::atomic<bool> keep_alive_;
   std::atomic<bool> events_{false};
-  std::atomic<int> status_{0};
+  std::atomic<int> status_{0}, error_status_{0};
+  Headers always_;
   std::shared_ptr<Wire> wire_;
   struct Shared;
   std::shared_ptr<Shared> shared_ = make_shared_part();

@@ -29,6 +29,7 @@ class Server : public HttpServer {
  public:
   Server(int listener, HttpLimits limits, HttpHandlers handlers, std::shared_ptr<TlsContext> tls)
       : limits_(limits), handlers_(std::move(handlers)), tls_(std::move(tls)), acceptor_(io_) {
+    around_.make_place = [this] { make_place(); };
     acceptor_.assign(bound_address(listener).host.find(':') == std::string::npos ? tcp::v4() : tcp::v6(), listener);
   }
   ~Server() override { shut_down(0); }
@@ -100,6 +101,33 @@ class Server : public HttpServer {
     return best;
   }
 
+  // A kept connection may be closed whenever it is idle; its client knows that. Null if there is none.
+  std::shared_ptr<Connection> find_kept() const {
+    std::shared_ptr<Connection> best;
+    for (const auto& weak : connections_)
+      if (auto c = weak.lock(); c && c->kept() && (!best || c->since() < best->since())) best = std::move(c);
+    return best;
+  }
+
+  // Whoever sends a head and lets its body wait holds the place of one who would send it all.
+  void make_place() {
+    const auto late = Connection::Clock::now() - std::chrono::seconds(limits_.arriving_seconds);
+    std::shared_ptr<Connection> slowest;
+    for (const auto& weak : connections_) {
+      auto c = weak.lock();
+      if (c && c->holds_place() && !c->busy() && c->since() < late && (!slowest || c->since() < slowest->since()))
+        slowest = std::move(c);
+    }
+    if (slowest) evict(slowest);
+  }
+
+  // A closed connection leaves the list a few turns of the loop later, so it is taken out here.
+  void evict(const std::shared_ptr<Connection>& c) {
+    c->close_now();
+    ++counters_.evicted;
+    std::erase_if(connections_, [&](const auto& w) { return w.lock() == c; });
+  }
+
   asio::awaitable<void> accept_loop() {
     while (acceptor_.is_open()) {
       error_code ec;
@@ -107,10 +135,7 @@ class Server : public HttpServer {
       if (ec == asio::error::operation_aborted || ec == asio::error::bad_descriptor) co_return;
       if (ec) {
         // Out of descriptors, most likely: take one from who does not need it, and wait a little instead of spinning.
-        if (const auto c = find_least_needed()) {
-          c->close_now();
-          ++counters_.evicted;
-        }
+        if (const auto c = find_least_needed()) evict(c);
         asio::steady_timer pause(io_, std::chrono::milliseconds(50));
         error_code ignored;
         co_await pause.async_wait(asio::redirect_error(asio::use_awaitable, ignored));
@@ -118,21 +143,19 @@ class Server : public HttpServer {
       }
       ++counters_.accepted;
       prune();
-      // A closed connection leaves the list a few turns of the loop later, so it is taken out here.
-      while (int(connections_.size()) >= limits_.max_connections) {
-        const auto c = find_least_needed();
-        if (!c) break;
-        c->close_now();
-        ++counters_.evicted;
-        std::erase_if(connections_, [&](const auto& w) { return w.lock() == c; });
-      }
-      const bool spare = int(connections_.size()) >= limits_.max_connections;
-      if (int(connections_.size()) >= limits_.max_connections + limits_.spare_connections) {
+      if (int(connections_.size()) >= limits_.max_connections)
+        if (const auto c = find_kept()) evict(c);
+      // Who has not been heard yet is left alone as long as there is room, so that a burst of clients gets answers, be
+      // they 503. Beyond that it is a flood, and the longest silent one goes.
+      const int most = limits_.max_connections + limits_.spare_connections + limits_.heard_connections;
+      if (int(connections_.size()) >= most)
+        if (const auto c = find_least_needed()) evict(c);
+      if (int(connections_.size()) >= most) {
         ++counters_.turned_away;
         socket.close(ec);
         continue;
       }
-      auto c = std::make_shared<Connection>(std::move(socket), around_, tls_, spare);
+      auto c = std::make_shared<Connection>(std::move(socket), around_, tls_);
       connections_.push_back(c);
       asio::co_spawn(
           io_, [c]() { return c->run(); }, asio::detached);

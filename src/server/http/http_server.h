@@ -19,22 +19,28 @@ struct HttpLimits {
   size_t header_fields = 256;         // more: 431
   size_t body_bytes = 32 << 20;       // more: 413, before it is read
   size_t all_body_bytes = 512 << 20;  // of all requests that are read or answered at one time; more: 503
-  size_t queued_bytes = 4 << 20;      // output a client may leave unread before it is cut off
-  int handshake_seconds = 10;         // of TLS
-  int idle_seconds = 75;              // between requests of a kept connection
-  int read_seconds = 60;              // for one request to arrive whole; more: 408
-  int write_seconds = 60;             // for queued output to make progress
-  int keep_alive_seconds = 15;        // an event stream that is silent for so long gets a comment; 0: never
-  int max_connections = 1024;         // a new one takes the place of the longest idle one
-  int spare_connections = 32;         // beyond these: only what has no body is answered, so that probes get through
+  // Output that a client may leave unread behind the piece that it is taking: an event may be larger than this.
+  size_t queued_bytes = 4 << 20;
+  int handshake_seconds = 10;   // of TLS
+  int idle_seconds = 75;        // between requests of a kept connection
+  int read_seconds = 60;        // for one request to arrive whole; more: 408
+  int write_seconds = 60;       // for queued output to make progress
+  int keep_alive_seconds = 15;  // an event stream that is silent for so long gets a comment; 0: never
+  // Requests at one time, from the end of their head to the end of their answer. Open connections are as many and those
+  // of the next two lines; kept ones without a request are closed for new ones as soon as there are max_connections.
+  int max_connections = 1024;
+  int spare_connections = 32;    // beyond these: only what has no body is answered, so that probes get through
+  int heard_connections = 1024;  // beyond those: every request is answered by 503. Further ones: see HttpCounters
+  int arriving_seconds = 1;      // a body that takes longer gives up its place when there is no other
 };
 
 // Counters since the start, and what is open now. Written by the io thread, read by any.
 struct HttpCounters {
   std::atomic<int64_t> open{0}, answering{0};
   std::atomic<uint64_t> accepted{0};
-  std::atomic<uint64_t> evicted{0};       // idle connections closed for a new one
-  std::atomic<uint64_t> turned_away{0};   // new connections closed, every place being busy
+  std::atomic<uint64_t> evicted{0};       // connections without a whole request closed for a new one
+  std::atomic<uint64_t> turned_away{0};   // new connections closed unheard, every place being busy
+  std::atomic<uint64_t> crowded{0};       // requests answered by 503, every place being taken
   std::atomic<uint64_t> slow_readers{0};  // answers cut off
   std::atomic<uint64_t> timeouts{0};      // requests that did not arrive in time
   std::atomic<uint64_t> malformed{0};     // what was no HTTP, or beyond its limits
@@ -55,7 +61,8 @@ struct HttpHandlers {
   std::function<void(std::shared_ptr<Exchange>)> handle;
   // The JSON body for errors that HTTP itself finds (bad syntax, too large).
   std::function<std::string(int status, const std::string& message)> error_body;
-  std::function<void(const AccessRecord&)> done;  // after each answer, on the io thread; may be empty
+  std::function<Headers(const HttpRequest&)> headers;  // of every answer to it; may be empty
+  std::function<void(const AccessRecord&)> done;       // after each answer, on the io thread; may be empty
 };
 
 struct TlsContext;

@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <condition_variable>
+#include <future>
 #include <map>
 #include <mutex>
 #include <thread>
@@ -198,8 +199,20 @@ TEST_F(Http, ClientThatLeavesIsNoticedWithoutAWrite) {
     c.close();
     EXPECT_TRUE(is_gone(path));
   }
-  ends(2);  // who waits for tokens hears of it first; the exchange is counted and logged when it ends
+  // Who waits for tokens hears of it first; the exchange is counted and logged when it ends.
+  EXPECT_EQ(ends(2), (std::vector<std::pair<int, std::string>>{{kClientClosed, "client_gone"}, {200, "client_gone"}}));
   EXPECT_EQ(server_->counters().clients_gone, 2u);
+}
+
+TEST_F(Http, AnswerThatComesAfterItsClientLeftIsNone) {
+  start({});
+  Client c(port_);
+  c.send(get("/a"));
+  const auto e = exchange("/a");
+  c.close();
+  EXPECT_TRUE(is_gone("/a"));
+  e->respond(200, "text/plain", "for nobody");
+  EXPECT_EQ(ends(1)[0], (std::pair<int, std::string>(kClientClosed, "client_gone")));
 }
 
 TEST_F(Http, ClientThatLeavesAfterPipeliningIsNoticed) {
@@ -264,6 +277,44 @@ TEST_F(Http, SlowReaderIsCutOffAndOthersGoOn) {
   other.send(get("/now"));
   EXPECT_TRUE(other.read_to("now:").ends_with("now:"));
   EXPECT_TRUE(poll_for([&] { return server_->counters().open == 1; }));
+}
+
+TEST_F(Http, EventLargerThanTheLimitReachesAReaderThatReads) {
+  HttpLimits l;
+  l.queued_bytes = 4096;
+  start(l);
+  Client c(port_);
+  c.send(get("/stream"));
+  const auto e = exchange("/stream");
+  e->begin_stream("text/event-stream");
+  const std::string large(size_t(16) << 20, 'x');  // more than the kernel holds for a client, too
+  for (int i = 0; i < 3; ++i) {
+    e->write(large);
+    e->write("data: small " + std::to_string(i) + "\n\n");
+    c.read_to("small " + std::to_string(i));
+  }
+  e->end_stream();
+  EXPECT_TRUE(c.read_all().ends_with("0\r\n\r\n"));
+  EXPECT_EQ(ends(1)[0], (std::pair<int, std::string>(200, "complete")));
+}
+
+TEST_F(Http, ManySmallEventsAtOnceAreNoSlowReader) {
+  HttpLimits l;
+  l.queued_bytes = 4096;
+  start(l);
+  Client c(port_);
+  c.send(get("/stream"));
+  const auto e = exchange("/stream");
+  e->begin_stream("text/event-stream");
+  // The io thread stands still meanwhile, so that it finds all of them at once.
+  std::promise<void> written;
+  server_->ping([&] { written.get_future().wait(); });
+  for (int i = 0; i < 1000; ++i) e->write("data: " + std::string(50, 'x') + "\n\n");
+  written.set_value();
+  e->write("data: last\n\n");
+  e->end_stream();
+  EXPECT_TRUE(c.read_to("0\r\n\r\n").find("data: last") != std::string::npos);
+  EXPECT_EQ(ends(1)[0], (std::pair<int, std::string>(200, "complete")));
 }
 
 TEST_F(Http, ReaderThatTakesNothingIsCutOffInTime) {
@@ -353,9 +404,75 @@ TEST_F(Http, BodiesOfAllClientsAreBoundedTogether) {
   exchange("/d");
 }
 
-TEST_F(Http, IdleConnectionsMakeRoom) {
+TEST_F(Http, KeptConnectionsMakeRoom) {
+  HttpLimits l;
+  l.max_connections = 3;
+  start(l);
+  Client silent(port_), first(port_), second(port_);
+  for (Client* c : {&first, &second}) {
+    c->send(get("/now"));
+    EXPECT_TRUE(c->read_to("now:").ends_with("now:"));
+  }
+  Client fresh(port_);
+  fresh.send(get("/now"));
+  EXPECT_TRUE(fresh.read_to("now:").ends_with("now:"));
+  EXPECT_TRUE(first.ended());
+  EXPECT_EQ(server_->counters().evicted, 1u);
+  // Who has said nothing yet is heard, and others that were answered stay.
+  for (Client* c : {&silent, &second}) {
+    c->send(post("/now", "still here"));
+    EXPECT_TRUE(c->read_to("still here").ends_with("now:still here"));
+  }
+}
+
+TEST_F(Http, BurstBeyondTheLimitHears503) {
   HttpLimits l;
   l.max_connections = 4;
+  l.spare_connections = 2;
+  start(l);
+  std::vector<std::unique_ptr<Client>> burst;
+  for (int i = 0; i < 100; ++i) burst.push_back(std::make_unique<Client>(port_));  // all at once, then all speak
+  for (int i = 0; i < 4; ++i) {
+    burst[size_t(i)]->send(post("/later" + std::to_string(i), "x"));
+    exchange("/later" + std::to_string(i));
+  }
+  for (size_t i = 4; i < burst.size(); ++i) burst[i]->send(post("/now", "x"));
+  for (size_t i = 4; i < burst.size(); ++i) {
+    const std::string answer = burst[i]->read_all();
+    EXPECT_TRUE(answer.starts_with("HTTP/1.1 503 ")) << answer;
+    EXPECT_NE(answer.find("\r\nRetry-After: 1\r\n"), std::string::npos);
+  }
+  EXPECT_EQ(server_->counters().crowded, 96u);
+  EXPECT_EQ(server_->counters().evicted, 0u);
+  EXPECT_EQ(server_->counters().turned_away, 0u);
+  // Those that were refused hold up no probe, and the answers go on.
+  Client probe(port_);
+  probe.send(get("/now"));
+  EXPECT_TRUE(probe.read_all().ends_with("now:"));
+  for (int i = 0; i < 4; ++i) {
+    exchange("/later" + std::to_string(i))->respond(200, "text/plain", "done");
+    EXPECT_TRUE(burst[size_t(i)]->read_to("done").ends_with("done"));
+  }
+}
+
+TEST_F(Http, BodiesThatDoNotArriveHoldNoPlace) {
+  HttpLimits l;
+  l.max_connections = 2;
+  start(l);
+  Client a(port_), b(port_);
+  for (Client* c : {&a, &b}) c->send("POST /now HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\nabc");
+  EXPECT_TRUE(poll_for([&] {  // refused while they may yet arrive
+    Client fresh(port_);
+    fresh.send(post("/now", "x"));
+    return fresh.read_to("now:").ends_with("now:x");
+  }));
+  EXPECT_EQ(server_->counters().evicted, 1u);
+}
+
+TEST_F(Http, FloodOfSilentConnectionsShutsNobodyOut) {
+  HttpLimits l;
+  l.max_connections = 4;
+  l.spare_connections = l.heard_connections = 0;
   start(l);
   Client busy(port_);
   busy.send(get("/busy"));
@@ -376,7 +493,7 @@ TEST_F(Http, IdleConnectionsMakeRoom) {
 TEST_F(Http, ProbesGetThroughWhenEveryPlaceIsBusy) {
   HttpLimits l;
   l.max_connections = 2;
-  l.spare_connections = 1;
+  l.spare_connections = l.heard_connections = 1;
   start(l);
   Client a(port_), b(port_);
   a.send(get("/a"));
@@ -400,8 +517,13 @@ TEST_F(Http, ProbesGetThroughWhenEveryPlaceIsBusy) {
   Client spare(port_);
   spare.send(get("/spare"));
   exchange("/spare");
-  EXPECT_TRUE(Client(port_).ended());
-  EXPECT_EQ(server_->counters().turned_away, 1u);
+  {
+    Client heard(port_);
+    heard.send(get("/now"));
+    EXPECT_TRUE(heard.read_all().starts_with("HTTP/1.1 503 "));
+  }
+  EXPECT_TRUE(poll_for([&] { return server_->counters().open == 3; }));
+  EXPECT_EQ(server_->counters().turned_away, 0u);
 }
 
 TEST_F(Http, EndWaitsForAnswersAndThenCutsThem) {
@@ -423,6 +545,19 @@ TEST_F(Http, EndWaitsForAnswersAndThenCutsThem) {
   EXPECT_TRUE(a.read_all().ends_with("in time"));
   EXPECT_TRUE(b.ended());
   EXPECT_EQ(ends(2)[1], (std::pair<int, std::string>(0, "shutdown")));
+}
+
+TEST(Listener, BoundIsTakenButRefusesUntilItListens) {
+  const auto fd = bind_listener("127.0.0.1", 0);
+  ASSERT_TRUE(fd.ok());
+  const int port = bound_address(*fd).port;
+  EXPECT_GT(port, 0);
+  EXPECT_FALSE(Client(port).connected());
+  ASSERT_TRUE(listen_on(*fd).ok());
+  EXPECT_TRUE(Client(port).connected());
+  EXPECT_TRUE(listen_on(*fd).ok());
+  EXPECT_EQ(bind_listener("127.0.0.1", port).error().code(), ErrorCode::kEnvironment);
+  ::close(*fd);
 }
 
 TEST(Listener, AddressThatIsNoneOrTaken) {

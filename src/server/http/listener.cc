@@ -47,9 +47,16 @@ SocketAddress socket_address(const boost::asio::ip::address& a, int port) {
   return s;
 }
 
+Error cannot_listen(const std::string& host, int port, int error) {
+  if (error == EADDRINUSE)
+    return fail(ErrorCode::kEnvironment, "{}:{} is in use by another program; give another --port (0 picks a free one)",
+                host, port);
+  return fail(ErrorCode::kEnvironment, "cannot listen on {}:{}: {}", host, port, std::strerror(error));
+}
+
 }  // namespace
 
-Result<int> open_listener(const std::string& host, int port) {
+Result<int> bind_listener(const std::string& host, int port) {
   boost::system::error_code ec;
   const auto address = boost::asio::ip::make_address(host == "localhost" ? "127.0.0.1" : host, ec);
   if (ec)
@@ -58,15 +65,30 @@ Result<int> open_listener(const std::string& host, int port) {
   SocketAddress at = socket_address(address, port);
   const int fd = ::socket(at.storage.ss_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
   const int on = 1;
-  if (fd >= 0 && ::setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on)) == 0 &&
-      ::bind(fd, at.raw(), at.size) == 0 && ::listen(fd, kBacklog) == 0)
+  if (fd >= 0 && ::setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on)) == 0 && ::bind(fd, at.raw(), at.size) == 0)
     return fd;
   const int error = errno;
   if (fd >= 0) ::close(fd);
-  if (error == EADDRINUSE)
-    return fail(ErrorCode::kEnvironment, "{}:{} is in use by another program; give another --port (0 picks a free one)",
-                host, port);
-  return fail(ErrorCode::kEnvironment, "cannot listen on {}:{}: {}", host, port, std::strerror(error));
+  return cannot_listen(host, port, error);
+}
+
+Status listen_on(int fd) {
+  int listens = 0;
+  socklen_t size = sizeof(listens);
+  if (::getsockopt(fd, SOL_SOCKET, SO_ACCEPTCONN, &listens, &size) == 0 && listens != 0) return {};
+  if (::listen(fd, kBacklog) == 0) return {};
+  const int error = errno;
+  const BoundAddress at = bound_address(fd);
+  return cannot_listen(at.host, at.port, error);
+}
+
+Result<int> open_listener(const std::string& host, int port) {
+  MI_TRY(const int fd, bind_listener(host, port));
+  if (Status s = listen_on(fd); !s.ok()) {
+    ::close(fd);
+    return s.error();
+  }
+  return fd;
 }
 
 Result<int> inherited_listener() {

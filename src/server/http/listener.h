@@ -7,7 +7,12 @@
 
 namespace mi::server {
 
-// An open descriptor. kEnvironment when the address is in use or may not be bound. port 0: a free one.
+// A bound descriptor: the address is taken, and clients are refused until listen_on(). kEnvironment when the address is
+// in use or may not be bound. port 0: a free one.
+Result<int> bind_listener(const std::string& host, int port);
+// Does nothing to a descriptor that listens already.
+Status listen_on(int fd);
+// Both.
 Result<int> open_listener(const std::string& host, int port);
 
 // The descriptor that a parent handed over by the LISTEN_FDS convention (sd_listen_fds(3)), or -1. Takes the variables

@@ -105,7 +105,7 @@ class Fields {
       }
       if (found) continue;
       const std::string near = nearest_name(key, known);
-      fault(bad_field(key, fmt::format("unknown field '{}'{}", key.substr(0, 100),
+      fault(bad_field(key, fmt::format("unknown field '{}'{}", shortened(key),
                                        near.empty() ? "" : fmt::format(" (did you mean '{}'?)", near))));
     }
     // What the parser did not look at within a field must be as documented, too.
@@ -142,5 +142,8 @@ class Fields {
   std::vector<bool> read_;
   std::optional<ApiError> error_;
 };
+
+struct Scheduling;
+void read_scheduling(Fields& f, Scheduling* out);
 
 }  // namespace mi::server

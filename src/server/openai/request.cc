@@ -42,7 +42,7 @@ void read_logit_bias(Fields& f, CommonRequest* out) {
     int32_t id = 0;
     const auto r = std::from_chars(key.data(), key.data() + key.size(), id);
     if (r.ec != std::errc() || r.ptr != key.data() + key.size())
-      return f.fault(bad_field("logit_bias", fmt::format("logit_bias: '{}' is no token id", key.substr(0, 40))));
+      return f.fault(bad_field("logit_bias", fmt::format("logit_bias: '{}' is no token id", shortened(key))));
     if (!value.is_number())
       return f.fault(bad_field("logit_bias", fmt::format("logit_bias: the value of token {} must be a number", id)));
     const double v = value.get<double>();
@@ -121,8 +121,7 @@ void read_common(Fields& f, const SamplingDefaults& d, CommonRequest* out) {
   out->skip_special_tokens = f.boolean("skip_special_tokens").value_or(true);
   out->n = f.integer("n").value_or(1);
   out->stream = f.boolean("stream").value_or(false);
-  out->priority = f.integer("priority").value_or(0);
-  out->cache_salt = f.text("cache_salt").value_or("");
+  read_scheduling(f, out);
   if (const Json* j = f.get("stop_token_ids")) {
     const auto ids = j->is_array() ? token_ids(*j) : std::nullopt;
     if (ids)
@@ -163,7 +162,7 @@ std::optional<ApiError> content_of(const Json& message, const std::string& where
     const std::string type = part["type"].get<std::string>();
     if (type != "text" && type != "refusal")
       return bad_field(where, fmt::format("{}.content: parts of type '{}' are not supported; this model reads text",
-                                          where, type.substr(0, 40)));
+                                          where, shortened(type)));
     if (!part.contains(type) || !part[type].is_string())
       return bad_field(where, where + ".content: a text part without its text");
     text += (first ? "" : "\n") + part[type].get<std::string>();
@@ -234,7 +233,7 @@ std::optional<ApiError> read_message(const Json& m, size_t index, Json* out) {
   (*out)["role"] = *role == "developer" ? "system" : *role;
   if (*role != "system" && *role != "developer" && *role != "user" && *role != "assistant" && *role != "tool")
     return bad_field(where, fmt::format("{}.role '{}' is unknown; it may be system, developer, user, assistant or tool",
-                                        where, role->substr(0, 40)));
+                                        where, shortened(*role)));
   Json content;
   if (auto e = content_of(m, where, *role == "assistant", &content)) return e;
   (*out)["content"] = std::move(content);
@@ -304,7 +303,7 @@ void read_tools(Fields& f, ChatRequest* out) {
       out->tool_name = (*choice)["function"]["name"].get<std::string>();
       if (std::none_of(out->tools.begin(), out->tools.end(), [&](const Tool& t) { return t.name == out->tool_name; }))
         return f.fault(bad_field("tool_choice", fmt::format("tool_choice names '{}', which is not among the tools",
-                                                            out->tool_name.substr(0, 100))));
+                                                            shortened(out->tool_name))));
     } else {
       return f.fault(bad_field("tool_choice", "tool_choice must be none, auto, required, or name a function"));
     }
@@ -371,6 +370,11 @@ void read_prompts(Fields& f, const char* name, Prompts* out) {
 
 }  // namespace
 
+void read_scheduling(Fields& f, Scheduling* out) {
+  out->priority = f.integer("priority").value_or(0);
+  out->cache_salt = f.text("cache_salt").value_or("");
+}
+
 SamplingDefaults sampling_defaults(const Json& g) {
   SamplingDefaults d;
   if (!g.is_object()) return d;
@@ -420,7 +424,7 @@ std::optional<ApiError> set_tools(const Json& tools, const std::string& where, C
     Tool t;
     if (auto e = read_tool(tools[i], fmt::format("{}[{}]", where, i), &t)) return e;
     for (const Tool& other : out->tools)
-      if (other.name == t.name) return bad_field("tools", fmt::format("two tools are named '{}'", t.name));
+      if (other.name == t.name) return bad_field("tools", fmt::format("two tools are named '{}'", shortened(t.name)));
     out->tools.push_back(std::move(t));
   }
   out->tools_json = tools;
@@ -500,6 +504,7 @@ std::optional<ApiError> parse_embedding(const Json& body, EmbeddingRequest* out)
     out->pooling = *j == "last" ? runtime::Pooling::kLast : runtime::Pooling::kMean;
   }
   out->dimensions = f.integer("dimensions").value_or(-1);
+  read_scheduling(f, out);
   return f.finish();
 }
 

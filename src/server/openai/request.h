@@ -23,7 +23,13 @@ SamplingDefaults sampling_defaults(const Json& generation_config);
 
 enum class AnswerFormat : uint8_t { kText, kJsonObject, kJsonSchema, kLark, kRegex };
 
-struct CommonRequest {
+// Nothing here changes an answer.
+struct Scheduling {
+  int64_t priority = 0;
+  std::string cache_salt;
+};
+
+struct CommonRequest : Scheduling {
   std::string model;
   runtime::SamplingParams sampling;  // logprobs filled from logprobs/top_logprobs
   int64_t max_tokens = -1;           // -1: not given
@@ -35,8 +41,6 @@ struct CommonRequest {
   std::string grammar;  // kLark, kRegex
   int64_t n = 1;
   bool stream = false, include_usage = false;
-  int64_t priority = 0;
-  std::string cache_salt;
 };
 
 enum class ToolChoice : uint8_t { kNone, kAuto, kRequired, kNamed };
@@ -62,7 +66,7 @@ struct CompletionRequest : CommonRequest {
   bool echo = false;
 };
 
-struct EmbeddingRequest {
+struct EmbeddingRequest : Scheduling {
   std::string model;
   std::vector<std::variant<std::string, std::vector<int32_t>>> inputs;
   runtime::Pooling pooling = runtime::Pooling::kMean;

@@ -1,5 +1,7 @@
 // libFuzzer: request bodies of every route, what is derived of them, and the splitters of answers fed with the same
 // bytes in pieces.
+#include <algorithm>
+
 #include "base/check.h"
 #include "base/utf8.h"
 #include "server/anthropic/request.h"
@@ -22,29 +24,43 @@ std::string split(ToolSplitter& splitter, std::string_view text, size_t step) {
   return out;
 }
 
+int64_t characters(std::string_view s) {
+  return std::count_if(s.begin(), s.end(), [](unsigned char c) { return (c & 0xc0) != 0x80; });
+}
+
+// A refusal has a reason, and repeats no more of the request than one can read. True if there is none.
+bool accepted(const std::optional<ApiError>& e) {
+  if (!e) return true;
+  MI_CHECK(e->status == 400 && !e->message.empty());
+  MI_CHECK(!e->param || (characters(*e->param) <= 64 && mi::clean_utf8(*e->param) == *e->param), "param {}", *e->param);
+  for (const std::string& sent : {error_json(*e), anthropic_error_json(*e)})
+    MI_CHECK(characters(mi::parse_json(sent, "error").value()["error"]["message"].get<std::string>()) <= 1000, "{}", sent);
+  return false;
+}
+
 void check_request(const mi::Json& body) {
   const SamplingDefaults defaults = sampling_defaults(body);
   ChatRequest chat;
-  if (!parse_chat(body, defaults, &chat)) {
+  if (accepted(parse_chat(body, defaults, &chat))) {
     MI_CHECK(!chat.messages.empty());
     const mi::Json schema = required_calls_schema(chat.tools, chat.parallel_tool_calls);
     MI_CHECK_EQ(schema["items"]["anyOf"].size(), chat.tools.size());
     for (const Tool& t : chat.tools) MI_CHECK(named_call_schema(t).is_object());
   }
   CompletionRequest completion;
-  if (!parse_completion(body, defaults, &completion)) MI_CHECK(!completion.prompts.empty());
+  if (accepted(parse_completion(body, defaults, &completion))) MI_CHECK(!completion.prompts.empty());
   ChatRequest message, counted, response, templated;
   ResponseRequest told;
-  if (!parse_message(body, defaults, &message)) MI_CHECK(!message.messages.empty());
-  if (!parse_count_tokens(body, &counted)) MI_CHECK(!counted.messages.empty());
-  if (!parse_response(body, defaults, &response, &told)) MI_CHECK(!response.messages.empty());
-  if (!parse_apply_template(body, &templated)) MI_CHECK(!templated.messages.empty());
+  if (accepted(parse_message(body, defaults, &message))) MI_CHECK(!message.messages.empty());
+  if (accepted(parse_count_tokens(body, &counted))) MI_CHECK(!counted.messages.empty());
+  if (accepted(parse_response(body, defaults, &response, &told))) MI_CHECK(!response.messages.empty());
+  if (accepted(parse_apply_template(body, &templated))) MI_CHECK(!templated.messages.empty());
   EmbeddingRequest embedding;
-  if (!parse_embedding(body, &embedding)) MI_CHECK(!embedding.inputs.empty());
+  if (accepted(parse_embedding(body, &embedding))) MI_CHECK(!embedding.inputs.empty());
   TokenizeRequest tokenize;
-  parse_tokenize(body, &tokenize);
+  accepted(parse_tokenize(body, &tokenize));
   DetokenizeRequest detokenize;
-  parse_detokenize(body, &detokenize);
+  accepted(parse_detokenize(body, &detokenize));
 }
 
 class NoTokens : public mi::text::Tokenizer {

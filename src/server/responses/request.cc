@@ -22,7 +22,7 @@ std::optional<ApiError> read_content(const Json& content, const std::string& whe
     const char* key = type == "refusal" ? "refusal" : "text";
     if (type != "input_text" && type != "output_text" && type != "text" && type != "refusal")
       return bad_field("input", fmt::format("{}.content: parts of type '{}' are not supported; this model reads text",
-                                            where, type.substr(0, 40)));
+                                            where, shortened(type)));
     if (!has_text(part, key)) return bad_field("input", where + ".content: a text part without its text");
     out->push_back({{"type", "text"}, {"text", part[key]}});
   }
@@ -64,7 +64,7 @@ class ItemReader {
       if (!text.empty()) assistant()["reasoning_content"] = std::move(text);
       return std::nullopt;
     }
-    return bad_field("input", fmt::format("{}: items of type '{}' are not supported", where, type.substr(0, 40)));
+    return bad_field("input", fmt::format("{}: items of type '{}' are not supported", where, shortened(type)));
   }
 
  private:
@@ -73,7 +73,7 @@ class ItemReader {
     const std::string role = item["role"].get<std::string>();
     if (role != "user" && role != "assistant" && role != "system" && role != "developer")
       return bad_field("input", fmt::format("{}.role '{}' is unknown; it may be user, assistant, system or developer",
-                                            where, role.substr(0, 40)));
+                                            where, shortened(role)));
     if (!item.contains("content")) return bad_field("input", where + ".content is missing");
     Json content;
     if (auto e = read_content(item["content"], where, &content)) return e;
@@ -141,7 +141,7 @@ std::optional<ApiError> read_choice(const Json& choice, ChatRequest* out) {
     for (const Tool& t : out->tools)
       if (t.name == out->tool_name) return std::nullopt;
     return bad_field("tool_choice", fmt::format("tool_choice names '{}', which is not among the tools",
-                                                out->tool_name.substr(0, 100)));
+                                                shortened(out->tool_name)));
   } else if (choice != "auto") {
     return bad_field("tool_choice", "tool_choice must be none, auto, required, or name a function");
   }
@@ -185,6 +185,7 @@ std::optional<ApiError> parse_response(const Json& body, const SamplingDefaults&
   if (const Json* input = f.get("input")) check(read_input(*input, instructions, out));
   out->max_tokens = f.integer("max_output_tokens").value_or(-1);
   out->stream = f.boolean("stream").value_or(false);
+  read_scheduling(f, out);
   runtime::SamplingParams& s = out->sampling;
   s.temperature = f.number("temperature").value_or(d.temperature);
   s.top_p = f.number("top_p").value_or(d.top_p);
