@@ -146,10 +146,12 @@ int32_t draw(std::span<const float> row, const SamplingParams& p, double u) {
     for (size_t i = 0; i < row.size(); ++i) {
       if (row[i] != kForbidden && weights[i] >= least) c.push_back({weights[i], row[i], int32_t(i)});
     }
-    if (k_limited && int64_t(c.size()) > p.top_k) {
-      std::nth_element(c.begin(), c.begin() + p.top_k - 1, c.end(), likelier);
-      c.resize(size_t(p.top_k));
-      std::sort(c.begin(), c.end(), likelier);  // nth_element leaves an order of its own, which the sum must not follow
+    if (k_limited) {
+      if (int64_t(c.size()) > p.top_k) {
+        std::nth_element(c.begin(), c.begin() + p.top_k - 1, c.end(), likelier);
+        c.resize(size_t(p.top_k));
+      }
+      std::sort(c.begin(), c.end(), likelier);  // the order of the small head, and none that nth_element left
     }
   }
   if (k_limited || p.min_p > 0) {
