@@ -41,7 +41,9 @@ class Pace {
   static constexpr int64_t kFirst = 32;  // small enough for any model, large enough to learn from
   static constexpr int64_t kLeast = 8;   // prompts go on even if the answers alone take longer than the limit
   // Slower is believed at once, since prompt tokens get dearer the further behind they stand; quicker little by little.
-  static void learn(double* value, double seen) { *value = std::max(seen, *value > 0 ? 0.8 * *value + 0.2 * seen : 0.0); }
+  static void learn(double* value, double seen) {
+    *value = std::max(seen, *value > 0 ? 0.8 * *value + 0.2 * seen : 0.0);
+  }
 
   static constexpr double kMostOverrun = 2, kOverrunStays = 0.999;
 

@@ -39,7 +39,8 @@ double weigh(std::span<const float> row, double max, double scale) {
   const auto blocks = size_t(kernels::weight_blocks(int64_t(row.size())));
   scratch.weights.resize(blocks * size_t(kernels::kWeightBlock));
   scratch.sums.resize(blocks);
-  kernels::weigh_row(row.data(), int64_t(row.size()), max, scale, scratch.weights.data(), scratch.sums.data(), hw::cpu());
+  kernels::weigh_row(row.data(), int64_t(row.size()), max, scale, scratch.weights.data(), scratch.sums.data(),
+                     hw::cpu());
   double total = 0;
   for (double sum : scratch.sums) total += sum;
   return total;

@@ -169,7 +169,8 @@ TEST(Sampler, DrawsAreThoseOfTheSlowTwin) {
             p.min_p = min_p;
             for (uint64_t seed = 0; seed < 20; ++seed)
               ASSERT_EQ(choose(p, row, seed), slow_twin(p, row, seed))
-                  << vocab << " " << scale << " top_k " << top_k << " top_p " << top_p << " min_p " << min_p << " " << seed;
+                  << vocab << " " << scale << " top_k " << top_k << " top_p " << top_p << " min_p " << min_p << " "
+                  << seed;
           }
         }
       }

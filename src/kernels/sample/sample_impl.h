@@ -1,6 +1,6 @@
 #pragma once
-// Bodies of sample.h for one ISA; included once by each sample_<isa>.cc. Vectors are as wide as the ISA's registers (GCC splits wider
-// ones of double badly); the operations and the order of the lanes are the same.
+// Bodies of sample.h for one ISA; included once by each sample_<isa>.cc. Vectors are as wide as the ISA's registers
+// (GCC splits wider ones of double badly); the operations and the order of the lanes are the same.
 
 #include <stdint.h>
 #include <string.h>
@@ -22,8 +22,8 @@ typedef int64_t Ints __attribute__((vector_size(8 * kWide)));
 typedef float Floats __attribute__((vector_size(4 * kWide)));
 typedef float Full __attribute__((vector_size(8 * kWide)));
 
-// exp(x) for x <= 0, about 1 ulp. libm's differs between CPUs (with and without FMA); this is adds, multiplies and shifts
-// only. x = k ln 2 + r, |r| <= ln 2 / 2; Taylor up to r^13 leaves 4e-18. Below -708 (also -inf) it gives 0.
+// exp(x) for x <= 0, about 1 ulp. libm's differs between CPUs (with and without FMA); this is adds, multiplies and
+// shifts only. x = k ln 2 + r, |r| <= ln 2 / 2; Taylor up to r^13 leaves 4e-18. Below -708 (also -inf) it gives 0.
 static inline Doubles exp_neg(Doubles x) {
   const double tiny = -708.0, round = 0x1.8p52;
   const int64_t round_bits = 0x4338000000000000;  // of round
