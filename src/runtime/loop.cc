@@ -162,8 +162,9 @@ Admission EngineLoop::submit(Request r, Sink sink) {
     const double wait = m.expected_wait(r.priority);
     if (wait > m.options.max_queue_seconds) {
       a.refusal = Refusal::kQueueFull;
-      a.message = fmt::format("a request that comes now would wait for about {:.0f} s, and no more than {:g} s are allowed",
-                              std::ceil(wait), m.options.max_queue_seconds);
+      a.message =
+          fmt::format("a request that comes now would wait for about {:.0f} s, and no more than {:g} s are allowed",
+                      std::ceil(wait), m.options.max_queue_seconds);
       a.retry_after = wait - m.options.max_queue_seconds;
     }
   }

@@ -33,8 +33,8 @@ class QueueRate {
     queued_ = left > 0;
   }
 
-  // Mean time between two starts while others wait; 0: not known. Answers of equal length end together, so the time since
-  // the last start may belong to a whole batch of them; only beyond that does it mean that the queue stands.
+  // Mean time between two starts while others wait; 0: not known. Answers of equal length end together, so the time
+  // since the last start may belong to a whole batch of them; only beyond that does it mean that the queue stands.
   double seconds_per_start() const {
     return starts_ >= least_ ? std::max(seconds_to_last_ / starts_, seconds_ / (starts_ + batch_)) : 0;
   }
@@ -53,8 +53,8 @@ class QueueRate {
   bool queued_ = false;
 };
 
-// Starts until that of a request which comes now, its own included; 0 if a place is free for it. queue: how many wait, by
-// priority, of which smaller numbers and earlier ones go first.
+// Starts until that of a request which comes now, its own included; 0 if a place is free for it. queue: how many wait,
+// by priority, of which smaller numbers and earlier ones go first.
 inline int64_t starts_until(const std::map<int64_t, int64_t>& queue, int64_t priority, int64_t free_places) {
   int64_t before = 0;
   for (const auto& [p, n] : queue)

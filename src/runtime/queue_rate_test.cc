@@ -12,8 +12,8 @@
 namespace mi::runtime {
 namespace {
 
-// A server of `places`, each answer of which takes service(i) seconds, in steps of 10 ms. Arrivals at `rate` a second, seeded. Requests
-// that would wait longer than `most` are refused (0: none).
+// A server of `places`, each answer of which takes service(i) seconds, in steps of 10 ms. Arrivals at `rate` a second,
+// seeded. Requests that would wait longer than `most` are refused (0: none).
 struct Simulation {
   int64_t places = 8;
   double rate = 1, most = 0, seconds = 600;
@@ -39,7 +39,8 @@ struct Simulation {
     for (double now = 0; now < seconds; now += 0.01) {
       while (next <= now) {
         const int64_t free = queue.empty() ? places - int64_t(ends.size()) : 0;
-        const double expected = double(starts_until({{0, int64_t(queue.size())}}, 0, free)) * rate_of.seconds_per_start();
+        const double expected =
+            double(starts_until({{0, int64_t(queue.size())}}, 0, free)) * rate_of.seconds_per_start();
         if (most > 0 && expected > most) {
           refused_at.push_back(next);
           retry_after.push_back(expected - most);
@@ -64,7 +65,9 @@ struct Simulation {
 
 TEST(QueueRate, ForetellsTheWaitOfEachRequest) {
   for (const double spread : {0.0, 1.0, 1.9}) {
-    Simulation s{.rate = 6, .seconds = 120, .service = [spread](uint64_t i) { return 2 + spread * (2 * random_unit(3, i) - 1); }};
+    Simulation s{.rate = 6, .seconds = 120, .service = [spread](uint64_t i) {
+                   return 2 + spread * (2 * random_unit(3, i) - 1);
+                 }};
     s.run();
     int64_t told = 0;
     for (const auto& w : s.waited) {
@@ -95,13 +98,15 @@ TEST(QueueRate, BelowCapacityNobodyIsRefused) {
 }
 
 TEST(QueueRate, WhoComesBackWhenToldIsTaken) {
-  // One place, answers of a second: the queue holds 5. Each second one leaves it, and who is refused first needs just that.
+  // One place, answers of a second: the queue holds 5. Each second one leaves it, and who is refused first needs just
+  // that.
   QueueRate r(1);
   double now = 0;
   for (int i = 0; i < 20; ++i) r.step(1, 5, now += 1);
   const double wait = double(starts_until({{0, 5}}, 0, 0)) * r.seconds_per_start();
   EXPECT_NEAR(wait, 6, 0.01);
-  EXPECT_NEAR(double(starts_until({{0, 4}}, 0, 0)) * r.seconds_per_start(), 5, 0.01) << "a second later, as told with a limit of 5";
+  EXPECT_NEAR(double(starts_until({{0, 4}}, 0, 0)) * r.seconds_per_start(), 5, 0.01)
+      << "a second later, as told with a limit of 5";
 }
 
 TEST(QueueRate, UnknownUntilEnoughHaveStartedWhileOthersWaited) {

@@ -1,60 +1,19 @@
 #include "runtime/sampler.h"
 
 #include <algorithm>
-#include <array>
-#include <bit>
 #include <cfloat>
 #include <cmath>
-#include <cstring>
 #include <limits>
 
 #include "base/check.h"
 #include "base/util.h"
+#include "kernels/sample/sample.h"
 
 namespace mi::runtime {
 
 namespace {
 
 constexpr float kForbidden = -std::numeric_limits<float>::infinity();
-
-constexpr std::array<double, 14> kInverseFactorial = [] {
-  std::array<double, 14> f{1.0};
-  double n = 1;
-  for (int i = 1; i < 14; ++i) f[size_t(i)] = 1.0 / (n *= i);
-  return f;
-}();
-
-// Reductions go in kLanes lanes, lane = index mod kLanes, joined from left to right: an order that vectors can keep.
-constexpr size_t kLanes = 8;
-typedef double Doubles __attribute__((vector_size(16)));  // what every x86-64 has; wider ones are split badly
-typedef int64_t Ints __attribute__((vector_size(16)));
-
-// exp(x) for x <= 0, about 1 ulp. libm's differs between CPUs (with and without FMA); this is adds, multiplies
-// and shifts only. x = k ln 2 + r, |r| <= ln 2 / 2; Taylor up to r^13 leaves 4e-18. Below -708 (also -inf) it gives 0.
-inline Doubles exp_neg(Doubles x) {
-  constexpr double kTiny = -708.0, kRound = 0x1.8p52;
-  const Ints keep = x > kTiny;
-  x = keep ? x : Doubles{kTiny, kTiny};
-  const Doubles shifted = x * 0x1.71547652b82fep0 + kRound;
-  const Doubles k = shifted - kRound;
-  const Doubles r = x - k * 0x1.62e42feep-1 - k * 0x1.a39ef35793c76p-33;
-  Doubles p = {kInverseFactorial[13], kInverseFactorial[13]};
-#pragma GCC unroll 13
-  for (int i = 12; i >= 0; --i) p = p * r + kInverseFactorial[size_t(i)];
-  const Ints power = ((Ints)shifted - std::bit_cast<int64_t>(kRound) + 1023) << 52;
-  return (Doubles)((Ints)(p * (Doubles)power) & keep);
-}
-
-// out[i] = exp((row[i] - max) * scale), then zeros up to a whole group of lanes (there is room for it).
-void exp_row(std::span<const float> row, double max, double scale, double* out) {
-  size_t i = 0;
-  for (; i + 2 <= row.size(); i += 2) {
-    const Doubles e = exp_neg((Doubles{row[i], row[i + 1]} - max) * scale);
-    std::memcpy(out + i, &e, sizeof e);
-  }
-  if (i < row.size()) out[i] = exp_neg(Doubles{(double(row[i]) - max) * scale, 0})[0], ++i;
-  for (; i % kLanes != 0; ++i) out[i] = 0;
-}
 
 struct Candidate {
   double weight;
@@ -67,22 +26,24 @@ bool likelier(const Candidate& a, const Candidate& b) {
 
 // Scratch of a sampling thread, kept between calls: a vocabulary is up to a few hundred thousand entries.
 struct Scratch {
-  std::vector<float> row;
-  std::vector<double> weights;
+  std::vector<float> row, row_of_head;
+  std::vector<double> weights, sums;  // kernels::weigh_row
   std::vector<Candidate> candidates;
 };
 thread_local Scratch scratch;
 
-float max_of(std::span<const float> row) {
-  float lanes[kLanes];
-  std::fill(lanes, lanes + kLanes, kForbidden);
-  auto step = [&lanes](size_t lane, float x) { lanes[lane] = x > lanes[lane] ? x : lanes[lane]; };
-  size_t i = 0;
-  for (; i + kLanes <= row.size(); i += kLanes) {
-    for (size_t j = 0; j < kLanes; ++j) step(j, row[i + j]);
-  }
-  for (; i < row.size(); ++i) step(i % kLanes, row[i]);
-  return *std::max_element(lanes, lanes + kLanes);
+float max_of(std::span<const float> row) { return kernels::max_of_row(row.data(), int64_t(row.size()), hw::cpu()); }
+
+// Fills scratch.weights and scratch.sums; returns the sum of all, block after block.
+double weigh(std::span<const float> row, double max, double scale) {
+  const auto blocks = size_t(kernels::weight_blocks(int64_t(row.size())));
+  scratch.weights.resize(blocks * size_t(kernels::kWeightBlock));
+  scratch.sums.resize(blocks);
+  kernels::weigh_row(row.data(), int64_t(row.size()), max, scale, scratch.weights.data(), scratch.sums.data(),
+                     hw::cpu());
+  double total = 0;
+  for (double sum : scratch.sums) total += sum;
+  return total;
 }
 
 int32_t argmax(std::span<const float> row) {
@@ -93,16 +54,7 @@ int32_t argmax(std::span<const float> row) {
 double log_sum_exp(std::span<const float> row) {
   const double m = max_of(row);
   if (std::isinf(m)) return 0.0;  // nothing is possible; every score is the lowest
-  std::vector<double>& w = scratch.weights;
-  w.resize(row.size() + kLanes);
-  exp_row(row, m, 1.0, w.data());
-  double lanes[kLanes] = {};
-  for (size_t i = 0; i < row.size(); i += kLanes) {
-    for (size_t j = 0; j < kLanes; ++j) lanes[j] += w[i + j];  // past the end: zeros
-  }
-  double sum = 0;
-  for (double lane : lanes) sum += lane;
-  return m + std::log(sum);
+  return m + std::log(weigh(row, m, 1.0));
 }
 
 float logprob(float logit, double lse) { return std::max(float(double(logit) - lse), kLowestLogprob); }
@@ -122,11 +74,11 @@ std::vector<Candidate> head_of(std::span<const float> row, size_t n) {
 
 double unit(uint64_t seed, uint64_t index) { return double(random_u64(seed, index) >> 11) * 0x1p-53; }
 
-// Where u * total falls. Rounding may leave the target at the very end, which belongs to the last positive weight.
+// Where `target` falls, `before` being the weight in front of the first. Rounding may leave the target at the very end,
+// which belongs to the last positive weight.
 template <typename Weight>
-size_t pick(size_t n, const Weight& weight, double total, double u) {
-  const double target = u * total;
-  double sum = 0;
+size_t pick(size_t n, const Weight& weight, double target, double before = 0) {
+  double sum = before;
   size_t last = 0;
   for (size_t i = 0; i < n; ++i) {
     if (weight(i) <= 0) continue;
@@ -135,6 +87,18 @@ size_t pick(size_t n, const Weight& weight, double total, double u) {
     if (sum > target) break;
   }
   return last;
+}
+
+// The same over all of scratch.weights, whole blocks first.
+size_t pick_weighed(double target) {
+  constexpr auto kBlock = size_t(kernels::kWeightBlock);
+  double before = 0;
+  const size_t block = pick(
+      scratch.sums.size(), [](size_t b) { return scratch.sums[b]; }, target);
+  for (size_t b = 0; b < block; ++b) before += scratch.sums[b];
+  const double* weights = scratch.weights.data() + block * kBlock;
+  return block * kBlock + pick(
+                              kBlock, [weights](size_t i) { return weights[i]; }, target, before);
 }
 
 // The shortest head of the order that weighs at least `enough`; returns its weight. Sorts in growing pieces, since the
@@ -156,36 +120,48 @@ double keep_nucleus(std::vector<Candidate>* c, double enough) {
   return kept;
 }
 
+constexpr int64_t kSmallK = 256;  // up to here an insertion list is quicker than a partition of all
+
 // Precondition: temperature above kGreedyBelow, something is allowed.
 int32_t draw(std::span<const float> row, const SamplingParams& p, double u) {
-  const double m = max_of(row);
-  std::vector<double>& weights = scratch.weights;
-  weights.resize(row.size() + kLanes);
-  exp_row(row, m, 1.0 / p.temperature, weights.data());
-
+  const double m = max_of(row), scale = 1.0 / p.temperature;
   const bool k_limited = p.top_k > 0 && p.top_k < int64_t(row.size());
-  if (!k_limited && p.min_p <= 0 && p.top_p >= 1) {
-    double total = 0;
-    for (size_t i = 0; i < row.size(); ++i) total += weights[i];
-    return int32_t(pick(
-        row.size(), [&](size_t i) { return weights[i]; }, total, u));
-  }
-
   std::vector<Candidate>& c = scratch.candidates;
-  c.clear();
-  for (size_t i = 0; i < row.size(); ++i) {
-    if (row[i] != kForbidden && weights[i] >= p.min_p) c.push_back({weights[i], row[i], int32_t(i)});
-  }
-  if (k_limited && int64_t(c.size()) > p.top_k) {
-    std::nth_element(c.begin(), c.begin() + p.top_k - 1, c.end(), likelier);
-    c.resize(size_t(p.top_k));
-    std::sort(c.begin(), c.end(), likelier);  // nth_element leaves an order of its own, which the sum must not follow
-  }
   double total = 0;
-  for (const Candidate& x : c) total += x.weight;
+  if (k_limited && p.top_k <= kSmallK) {
+    // Only the head has to be weighed.
+    c = head_of(row, size_t(p.top_k));
+    scratch.row_of_head.clear();
+    for (const Candidate& x : c) scratch.row_of_head.push_back(x.logit);
+    weigh(scratch.row_of_head, m, scale);
+    for (size_t i = 0; i < c.size(); ++i) c[i].weight = scratch.weights[i];
+    std::erase_if(c, [&](const Candidate& x) { return x.logit == kForbidden || x.weight < p.min_p; });
+  } else {
+    total = weigh(row, m, scale);
+    if (!k_limited && p.min_p <= 0 && p.top_p >= 1) return int32_t(pick_weighed(u * total));
+    // All that is lighter together weighs less than what top_p leaves out.
+    double least = p.min_p;
+    if (!k_limited && p.min_p <= 0) least = (1 - p.top_p) * total / double(row.size());
+    const std::vector<double>& weights = scratch.weights;
+    c.clear();
+    for (size_t i = 0; i < row.size(); ++i) {
+      if (row[i] != kForbidden && weights[i] >= least) c.push_back({weights[i], row[i], int32_t(i)});
+    }
+    if (k_limited) {
+      if (int64_t(c.size()) > p.top_k) {
+        std::nth_element(c.begin(), c.begin() + p.top_k - 1, c.end(), likelier);
+        c.resize(size_t(p.top_k));
+      }
+      std::sort(c.begin(), c.end(), likelier);  // the order of the small head, and none that nth_element left
+    }
+  }
+  if (k_limited || p.min_p > 0) {
+    total = 0;
+    for (const Candidate& x : c) total += x.weight;
+  }
   if (p.top_p < 1) total = keep_nucleus(&c, p.top_p * total);
   return c[pick(
-               c.size(), [&](size_t i) { return c[i].weight; }, total, u)]
+               c.size(), [&](size_t i) { return c[i].weight; }, u * total)]
       .token;
 }
 

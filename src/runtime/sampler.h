@@ -10,7 +10,8 @@
 //   else w_i = exp((a_i - max a) / T), of which top_k, min_p and top_p keep a head of the order (a descending, id
 //        ascending); the token is where u * sum w falls, u = unit(seed, tokens so far).
 //   logprob_i = x_i - log sum_j exp(x_j), not below kLowestLogprob.
-// Sums are double, in a fixed order, with an exp of our own: the same bits on every machine.
+// Sums are double, in a fixed order (over all tokens: block after block, kernels/sample/sample.h), with an exp of our own:
+// the same bits on every machine.
 
 #include <cstdint>
 #include <span>

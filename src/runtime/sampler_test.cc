@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <map>
@@ -109,6 +110,71 @@ TEST(Sampler, TopPDropsTheLightTailExactlyLikeAFullSort) {
     SamplingParams p;
     p.top_p = 0.3;
     for (uint64_t i = 0; i < 200; ++i) EXPECT_TRUE(nucleus.contains(choose(p, row, i)));
+  }
+}
+
+// The header's words without any short cut: everything is weighed and sorted.
+int32_t slow_twin(const SamplingParams& p, std::span<const float> row, uint64_t seed) {
+  struct Entry {
+    double weight;
+    float logit;
+    int32_t token;
+  };
+  const float most = *std::max_element(row.begin(), row.end());
+  std::vector<Entry> c;
+  for (size_t i = 0; i < row.size(); ++i) {
+    const double w = std::exp((double(row[i]) - most) / p.temperature);
+    if (!std::isinf(row[i]) && w >= p.min_p) c.push_back({w, row[i], int32_t(i)});
+  }
+  const auto likelier = [](const Entry& a, const Entry& b) {
+    return a.logit > b.logit || (a.logit == b.logit && a.token < b.token);
+  };
+  const auto sum = [&c] {
+    double total = 0;
+    for (const Entry& e : c) total += e.weight;
+    return total;
+  };
+  if (p.top_k > 0 && p.top_k < int64_t(row.size())) {
+    std::sort(c.begin(), c.end(), likelier);
+    c.resize(std::min(c.size(), size_t(p.top_k)));
+  }
+  if (p.top_p < 1) {
+    const double enough = p.top_p * sum();
+    std::sort(c.begin(), c.end(), likelier);
+    double kept = 0;
+    size_t n = 0;
+    do kept += c[n++].weight;
+    while (kept < enough && n < c.size());
+    c.resize(n);
+  }
+  double target = sum() * double(random_u64(seed, 0) >> 11) * 0x1p-53;
+  for (const Entry& e : c)
+    if ((target -= e.weight) < 0) return e.token;
+  return c.back().token;
+}
+
+TEST(Sampler, DrawsAreThoseOfTheSlowTwin) {
+  for (const size_t vocab : {7u, 64u, 65u, 1000u, 5003u}) {
+    for (const float scale : {0.5f, 12.0f, 60.0f}) {
+      std::vector<float> row = random_row(vocab, vocab, scale);
+      row[vocab / 2] = -std::numeric_limits<float>::infinity();
+      row[vocab / 3] = row[vocab / 4];
+      for (const int64_t top_k : {0, 2, 5, 50, 256, 257, 900}) {
+        for (const double top_p : {1.0, 0.999, 0.9, 0.3, 1e-9}) {
+          for (const double min_p : {0.0, 1e-3, 0.2}) {
+            SamplingParams p;
+            p.temperature = 0.7;
+            p.top_k = top_k;
+            p.top_p = top_p;
+            p.min_p = min_p;
+            for (uint64_t seed = 0; seed < 20; ++seed)
+              ASSERT_EQ(choose(p, row, seed), slow_twin(p, row, seed))
+                  << vocab << " " << scale << " top_k " << top_k << " top_p " << top_p << " min_p " << min_p << " "
+                  << seed;
+          }
+        }
+      }
+    }
   }
 }
 

@@ -29,8 +29,8 @@ struct Stats {
   int64_t kv_pages_total = 0, kv_pages_used = 0;
   int64_t kv_pages_reusable = 0;  // not used, and holding what a request may begin with
   bool draining = false;
-  double seconds_per_start = 0;  // between two starts of sequences while others wait, lately; 0: not known
-  double expected_wait = 0;      // seconds until the first step of a request that comes now; 0 also if not known
+  double seconds_per_start = 0;       // between two starts of sequences while others wait, lately; 0: not known
+  double expected_wait = 0;           // seconds until the first step of a request that comes now; 0 also if not known
   double seconds_since_progress = 0;  // since a step ended or the loop was last idle: large = stuck
   // Counters since the start.
   uint64_t steps = 0;

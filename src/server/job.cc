@@ -135,7 +135,9 @@ Job::Job(ServerContext& c, std::shared_ptr<Exchange> e)
     : context_(c), exchange_(std::move(e)), strand_(boost::asio::make_strand(c.workers->get_executor())) {}
 
 // Whole seconds, as HTTP wants them, and never at once: whoever was refused would only be refused again.
-std::string retry_after(double seconds) { return std::to_string(int64_t(std::clamp(std::ceil(seconds), 1.0, 86400.0))); }
+std::string retry_after(double seconds) {
+  return std::to_string(int64_t(std::clamp(std::ceil(seconds), 1.0, 86400.0)));
+}
 
 void Job::fail(const ApiError& e) {
   exchange_->respond(e.status, "application/json", error_body(e),

@@ -1,0 +1,1 @@
+#include "kernels/sample/sample_impl.h"
