@@ -175,6 +175,70 @@ TEST(GptqTest, ARowDoesNotKnowItsNeighbours) {
   }
 }
 
+// What could still be won by moving one number by one: next to nothing, which spreading alone does not reach.
+TEST(GptqTest, NoSingleChangeHelpsMuch) {
+  const int64_t n = 24, k = 96, group = 32;
+  const std::vector<float> w = random_matrix(n, k, 45);
+  const std::vector<double> h = gram_of(correlated_rows(4 * k, k, 47), k);
+  Rounded r = nearest(w, n, k, group);
+  const auto to_win = [&] {
+    double all = 0;
+    for (int64_t row = 0; row < n; ++row)
+      for (int64_t i = 0; i < k; ++i) {
+        const float s = r.scale[size_t(row * 3 + i / group)];
+        double g = 0;
+        for (int64_t j = 0; j < k; ++j)
+          g += h[size_t(i * k + j)] * (double(w[size_t(row * k + j)]) - double(r.q[size_t(row * k + j)]) * r.scale[size_t(row * 3 + j / group)]);
+        const double one = double(s) * s * h[size_t(i * k + i)], change = 2 * std::fabs(g * s) - one;
+        const int to = r.q[size_t(row * k + i)] + (g * s > 0 ? 1 : -1);
+        if (change > 0 && to >= kLow4 && to <= kHigh4) all += change;
+      }
+    return all / output_error(w, r, h, n, k, group);
+  };
+  EXPECT_GT(to_win(), 1);
+  ErrorSpread(narrowed(h), k, 1e-6).round_rows(w.data(), n, r.scale.data(), group, kLow4, kHigh4, r.q.data());
+  EXPECT_LT(to_win(), 0.02);
+}
+
+TEST(GptqTest, FittedScalesLoseLess) {
+  const int64_t n = 37, k = 100, group = 32;
+  const std::vector<float> w = random_matrix(n, k, 55);
+  const std::vector<double> h = gram_of(correlated_rows(4 * k, k, 57), k);
+  const ErrorSpread spread(narrowed(h), k, 0.01);
+  Rounded fixed = nearest(w, n, k, group), fitted = fixed;
+  spread.round_rows(w.data(), n, fixed.scale.data(), group, kLow4, kHigh4, fixed.q.data());
+  spread.round_groups(w.data(), n, fitted.scale.data(), group, kLow4, kHigh4, fitted.q.data());
+  EXPECT_LT(output_error(w, fitted, h, n, k, group), 0.97 * output_error(w, fixed, h, n, k, group));
+  for (float s : fitted.scale) EXPECT_EQ(s, to_f32(to_bf16(s)));  // what engines store
+  // A row does not know its neighbours here either.
+  std::vector<float> scale(4);
+  std::vector<int8_t> one(static_cast<size_t>(k));
+  for (int64_t r : {0, 20, 36}) {
+    const Rounded first = nearest({w.begin() + r * k, w.begin() + (r + 1) * k}, 1, k, group);
+    scale = first.scale;
+    spread.round_groups(w.data() + r * k, 1, scale.data(), group, kLow4, kHigh4, one.data());
+    EXPECT_TRUE(std::equal(one.begin(), one.end(), fitted.q.begin() + r * k)) << r;
+    EXPECT_TRUE(std::equal(scale.begin(), scale.end(), fitted.scale.begin() + r * 4)) << r;
+  }
+}
+
+TEST(GptqTest, ScalesOfGroupsMindWhatCounts) {
+  const int64_t n = 50, k = 64, group = 32;
+  const std::vector<float> w = random_matrix(n, k, 65);
+  std::vector<float> importance(static_cast<size_t>(k));
+  for (size_t i = 0; i < importance.size(); ++i) importance[i] = i % 8 == 0 ? 100.0f : 0.01f;
+  const auto error = [&](const Rounded& r) {
+    double sum = 0;
+    for (int64_t i = 0; i < n * k; ++i)
+      sum += double(importance[size_t(i % k)]) * std::pow(double(w[size_t(i)]) - double(r.q[size_t(i)]) * r.scale[size_t(i / group)], 2);
+    return sum;
+  };
+  const Rounded plain = nearest(w, n, k, group);
+  Rounded minded = plain;
+  quantize_rows_int4(w.data(), n, k, group, minded.q.data(), minded.scale.data(), importance.data());
+  EXPECT_LT(error(minded), 0.9 * error(plain));
+}
+
 TEST(GptqTest, GroupsOfZerosStayZero) {
   const int64_t k = 64;
   std::vector<float> w = random_matrix(1, k, 51);

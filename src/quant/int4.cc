@@ -20,24 +20,26 @@ float rounded(float w, float inv) {
 }
 
 // Sum of (q * scale - w)^2; n is a multiple of kLanes.
-float squared_error(const float* w, int64_t n, float scale) {
+template <bool kWeighted>
+float squared_error(const float* w, const float* importance, int64_t n, float scale) {
   const float inv = 1.0f / scale;
   float sum[kLanes] = {};
   for (int64_t i = 0; i < n; i += kLanes)
     for (int64_t j = 0; j < kLanes; ++j) {
       const float d = rounded(w[i + j], inv) * scale - w[i + j];
-      sum[j] += d * d;
+      sum[j] += kWeighted ? importance[i + j] * (d * d) : d * d;
     }
   float total = 0;
   for (float s : sum) total += s;
   return total;
 }
 
-float best_scale(const float* w, int64_t n) {
-  float block[kLargest] = {};
+float best_scale(const float* w, const float* importance, int64_t n) {
+  float block[kLargest] = {}, weight[kLargest] = {};
   float top = 0;
   for (int64_t i = 0; i < n; ++i) {
     block[i] = w[i];
+    if (importance) weight[i] = importance[i];
     if (std::fabs(w[i]) > std::fabs(top)) top = w[i];
   }
   const int64_t padded = (n + kLanes - 1) / kLanes * kLanes;
@@ -45,7 +47,7 @@ float best_scale(const float* w, int64_t n) {
   for (float clip : kInt4Clips) {
     const float scale = to_f32(to_bf16(-top / 8 * clip));
     if (!std::isfinite(1.0f / scale) || !std::isfinite(scale)) continue;
-    const float error = squared_error(block, padded, scale);
+    const float error = importance ? squared_error<true>(block, weight, padded, scale) : squared_error<false>(block, weight, padded, scale);
     if (error < best_error) best = scale, best_error = error;
   }
   return best;
@@ -53,13 +55,14 @@ float best_scale(const float* w, int64_t n) {
 
 }  // namespace
 
-void quantize_rows_int4(const float* w, int64_t n, int64_t k, int64_t group, int8_t* q, float* scale) {
+void quantize_rows_int4(const float* w, int64_t n, int64_t k, int64_t group, int8_t* q, float* scale,
+                        const float* importance) {
   MI_CHECK(int4_group_ok(group), "group {}", group);
   const int64_t groups = int4_groups(k, group);
   for (int64_t r = 0; r < n; ++r)
     for (int64_t g = 0; g < groups; ++g) {
       const int64_t begin = r * k + g * group, count = std::min(group, k - g * group);
-      const float s = best_scale(w + begin, count), inv = s != 0 ? 1.0f / s : 0.0f;
+      const float s = best_scale(w + begin, importance ? importance + g * group : nullptr, count), inv = s != 0 ? 1.0f / s : 0.0f;
       scale[r * groups + g] = s;
       for (int64_t i = 0; i < count; ++i) q[begin + i] = int8_t(rounded(w[begin + i], inv));
     }

@@ -15,7 +15,9 @@ namespace mi::quant {
 inline constexpr float kInt4Clips[] = {8.0f / 7, 1.07f, 1.0f, 0.95f, 0.9f, 0.85f, 0.8f, 0.75f, 0.7f, 0.6f, 0.5f};
 
 // w [n, k] row-major -> q [n, k], scale [n, groups].
-void quantize_rows_int4(const float* w, int64_t n, int64_t k, int64_t group, int8_t* q, float* scale);
+// importance [k]: of each column's squared error; null: all count the same.
+void quantize_rows_int4(const float* w, int64_t n, int64_t k, int64_t group, int8_t* q, float* scale,
+                        const float* importance = nullptr);
 void add_error_int4(const float* w, const int8_t* q, const float* scale, int64_t n, int64_t k, int64_t group,
                     WeightError* e);
 

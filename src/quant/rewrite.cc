@@ -70,8 +70,9 @@ WeightError round_rows(Job& j, int64_t r0, int64_t rows, const QuantConfig& conf
   std::vector<int8_t> q(size_t(rows * k));
   float* scale = j.scale.data() + r0 * j.groups();
   if (j.int4()) {
-    quantize_rows_int4(block.data(), rows, k, j.group(), q.data(), scale);
-    if (spread) spread->round_rows(block.data(), rows, scale, j.group(), -8, 7, q.data());
+    const std::vector<float> importance = spread ? spread->diagonal() : std::vector<float>();
+    quantize_rows_int4(block.data(), rows, k, j.group(), q.data(), scale, spread ? importance.data() : nullptr);
+    if (spread) spread->round_groups(block.data(), rows, scale, j.group(), -8, 7, q.data());
     add_error_int4(block.data(), q.data(), scale, rows, k, j.group(), &error);
     for (int64_t r = 0; r < rows; ++r) int4_store_row(q.data() + r * k, k, j.q.data() + (r0 + r) * j.row_bytes());
   } else {
