@@ -52,6 +52,8 @@ class Traffic:
         """The questions' answers, one after the other."""
         for i, messages in enumerate(self.questions):
             a = await self.client.request("POST", "/v1/chat/completions", self.chat(messages, max_tokens=60))
+            if a.status != 200:
+                raise Broken(f"alone, a question was answered with {a.status}: {a.body[:200]!r}")
             choice = a.json()["choices"][0]
             self.right[i] = (choice["message"]["content"], choice["finish_reason"])
 
