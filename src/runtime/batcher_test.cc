@@ -416,15 +416,23 @@ TEST(Batcher, AConstraintDecidesTheTokensAndTheEnd) {
   EXPECT_EQ(free.tokens(), alone(request(4, 5, 10)));
 }
 
+// Goes on, and allows nothing.
+class DeadEnd : public WordConstraint {
+ public:
+  DeadEnd() : WordConstraint({3}) {}
+  bool fill_mask(std::span<uint32_t> mask) override {
+    std::fill(mask.begin(), mask.end(), 0);
+    return true;
+  }
+};
+
 TEST(Batcher, AConstraintThatFailsIsNoEndOfTheText) {
   Bench b;
   Request r = request(1, 5, 50);
   r.constraint = std::make_unique<WordConstraint>(std::vector<int32_t>{3, 1}, false, true);
   Recorder& failed = b.add(std::move(r));
-  Request banned = request(2, 5, 50);  // one token is allowed, and it may not come yet
-  banned.constraint = std::make_unique<WordConstraint>(std::vector<int32_t>{3});
-  banned.stop_token_ids = {3};
-  banned.sampling.min_tokens = 5;
+  Request banned = request(2, 5, 50);
+  banned.constraint = std::make_unique<DeadEnd>();
   Recorder& nothing = b.add(std::move(banned));
   b.run();
   EXPECT_EQ(failed.tokens(), (std::vector<int32_t>{3, 1}));

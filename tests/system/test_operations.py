@@ -242,7 +242,7 @@ def test_slow_reader_is_cut_off(mini_int8):
 
 
 def test_prompt_reader_of_large_events_is_no_slow_reader(mini_int8):
-    with Server(mini_int8, "--model", "m", "--max-seq-len", 512, "--slow-reader-bytes", 4096) as s:
+    with Server(mini_int8, "--model", "m", "--max-seq-len", 1024, "--slow-reader-bytes", 4096) as s:
         # Every step brings more than the limit at once.
         answer = request(s, "/v1/completions", {"model": "m", "prompt": ["x"] * 4, "max_tokens": 60, "n": 4, "temperature": 1, "logprobs": 20, "stream": True,
                                                 "ignore_eos": True, "stream_options": {"include_usage": True}})[2]

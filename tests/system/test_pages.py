@@ -299,7 +299,7 @@ def test_dashboard_draws_the_experts_of_a_running_model(browser, mini_int8):
         counts = {}
         for layer, expert, n in re.findall(r'metainfer:expert_tokens_total\{layer="(\d+)",expert="(\d+)",model_name="m"\} (\S+)', text):
             counts.setdefault(int(layer), {})[int(expert)] = float(n)
-        rows = float(re.search(r"metainfer:computed_tokens_total\S* (\S+)", text).group(1))
+        rows = float(re.search(r"metainfer:computed_tokens_total\{\S* (\S+)", text).group(1))
         details = json.loads(get(s.url + "/v1/models")[2])["data"][0]["details"]
         assert 0 < len(counts) <= details["layers"] and len({len(c) for c in counts.values()}) == 1
         each = {sum(c.values()) / rows for c in counts.values()}        # experts for a token

@@ -42,7 +42,10 @@ class Client {
   void half_close() { ::shutdown(fd_, SHUT_WR); }
   // Until `end` has come, or the connection ended or was silent for too long.
   std::string read_to(std::string_view end) {
-    while (got_.find(end) == std::string::npos && read_more()) {
+    size_t from = 0;
+    while (got_.find(end, from) == std::string::npos) {
+      from = got_.size() - std::min(got_.size(), end.size());
+      if (!read_more()) break;
     }
     return got_;
   }
