@@ -349,9 +349,9 @@ class Traffic:
         elif which == 1:
             await self.send(r, "", "/v1/nothing", self.chat(rng=rng), expect=404, close=True)
         elif which == 2:
-            await self.send(r, "", "/v1/chat/completions", None, "GET", expect=405)
+            await self.send(r, "chat_completions", "/v1/chat/completions", None, "GET", expect=405)
         else:
-            await self.send(r, "", "/v1/completions", b" " * (BODY_LIMIT + 1), expect=413, close=True)
+            await self.send(r, "completions", "/v1/completions", b" " * (BODY_LIMIT + 1), expect=413, close=True)
 
     async def bad_http(self, r, rng):
         data = rng.choice([b"NONSENSE\r\n\r\n", b"GET / HTTP/9.9\r\n\r\n", b"GET /health HTTP/1.1\r\n" + b"A: b\r\n" * 400 + b"\r\n",

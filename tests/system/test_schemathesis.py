@@ -18,7 +18,9 @@ def answer(server):
 @pytest.mark.timeout(3600)
 def test_every_operation(mini_int8, tmp_path):
     with Server(mini_int8, "--model", "m", "--max-seq-len", 128) as s:
-        operations = sum(method in ("get", "head", "post") for methods in json.loads(request(s, "/openapi.json")[2])["paths"].values() for method in methods)
+        paths = json.loads(request(s, "/openapi.json")[2])["paths"]
+        # It leaves out the one that it has the description from.
+        operations = sum((method, path) != ("get", "/openapi.json") for path, methods in paths.items() for method in methods)
         before = answer(s)
         done = subprocess.run([sys.executable, "-m", "schemathesis.cli", "run", s.url + "/openapi.json", "--phases", "coverage,fuzzing", "--seed", "1",
                                "--max-examples", "500" if LONG else "10", "--request-timeout", "60", "--checks", CHECKS, "--no-color", "--generation-database", "none"],
