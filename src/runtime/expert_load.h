@@ -6,7 +6,6 @@
 #include <memory>
 #include <vector>
 
-#include "artifact/types.h"
 #include "exec/engine.h"
 
 namespace mi::runtime {
