@@ -135,7 +135,10 @@ def test_no_answer_depends_on_its_neighbours(mini_int8, each_alone, flags, tmp_p
             assert metric(s, "vllm:spec_decode_num_accepted_tokens_total") > 0
         if "--kv-disk" in flags:
             assert metric(s, "metainfer:kv_disk_written_total") > 0
-            assert (metric(s, "metainfer:kv_disk_hits_total") > 0) == (SMALL[0] in flags)
+            if SMALL[0] not in flags:
+                assert metric(s, "metainfer:kv_disk_hits_total") == 0
+            elif "--kv-disk-bytes" not in flags:   # with room for a few pages only it depends on who comes when whether one is found again
+                assert metric(s, "metainfer:kv_disk_hits_total") > 0
             assert metric(s, "metainfer:kv_disk_errors_total") == 0
         assert (metric(s, "vllm:prefix_cache_hits_total") > 0) == ("--no-prefix-cache" not in flags)
         assert metric(s, "vllm:kv_cache_usage_perc") == 0, "all pages are back"
