@@ -17,13 +17,14 @@ double kl_of(const Sensitivity& s, const Unit& u, LayerFormat f) {
 }
 
 bool dominates(const MixedChoice& a, const MixedChoice& b) {
-  return a.kl <= b.kl && a.seconds <= b.seconds && a.bytes <= b.bytes &&
-         (a.kl < b.kl || a.seconds < b.seconds || a.bytes < b.bytes);
+  return a.kl <= b.kl && a.seconds <= b.seconds && a.bytes <= b.bytes && a.expert_bits <= b.expert_bits &&
+         (a.kl < b.kl || a.seconds < b.seconds || a.bytes < b.bytes || a.expert_bits < b.expert_bits);
 }
 
 struct Option {
   double kl;  // to the power at which it adds up
   double seconds, bytes;
+  double expert_bytes;  // what a limit on the experts' bits counts
 };
 
 std::string yaml_quoted(const std::string& s) {
@@ -41,10 +42,14 @@ std::vector<MixedChoice> pareto_front(const Sensitivity& s, const CostTable& cos
                                       const std::vector<LayerFormat>& formats, DType float_type) {
   std::vector<std::vector<Option>> options(s.units.size());
   double all_seconds = 0, all_bytes = 0, all_kl = 0;
+  const bool has_experts =
+      std::any_of(s.units.begin(), s.units.end(), [](const Unit& u) { return u.mark == ir::Mark::kExpert; });
+  const auto counts_as_expert = [&](const Unit& u) { return !has_experts || u.mark == ir::Mark::kExpert; };
   for (size_t u = 0; u < s.units.size(); ++u)
     for (LayerFormat f : formats) {
-      options[u].push_back({std::pow(kl_of(s, s.units[u], f), s.power), costs.seconds(s.units[u], f),
-                            double(unit_bytes(s.units[u], f, float_type))});
+      const double bytes = double(unit_bytes(s.units[u], f, float_type));
+      options[u].push_back({std::pow(kl_of(s, s.units[u], f), s.power), costs.seconds(s.units[u], f), bytes,
+                            counts_as_expert(s.units[u]) ? bytes : 0});
       all_kl += options[u].back().kl;
       all_seconds = std::max(all_seconds, options[u].back().seconds * double(s.units.size()));
       all_bytes = std::max(all_bytes, options[u].back().bytes * double(s.units.size()));
@@ -53,8 +58,6 @@ std::vector<MixedChoice> pareto_front(const Sensitivity& s, const CostTable& cos
   const auto choose = [&](const auto& less) {
     MixedChoice c;
     double bits = 0, weights = 0, expert_bits = 0, expert_weights = 0;
-    const bool has_experts =
-        std::any_of(s.units.begin(), s.units.end(), [](const Unit& u) { return u.mark == ir::Mark::kExpert; });
     for (size_t u = 0; u < s.units.size(); ++u) {
       const size_t best = size_t(std::min_element(options[u].begin(), options[u].end(), less) - options[u].begin());
       const Option& o = options[u][best];
@@ -66,7 +69,7 @@ std::vector<MixedChoice> pareto_front(const Sensitivity& s, const CostTable& cos
       for (const UnitMatrix& m : s.units[u].matrices) n += m.count * double(m.n * m.k);
       bits += 8 * o.bytes;
       weights += n;
-      if (!has_experts || s.units[u].mark == ir::Mark::kExpert) {
+      if (counts_as_expert(s.units[u])) {
         expert_bits += 8 * o.bytes;
         expert_weights += n;
       }
@@ -78,15 +81,23 @@ std::vector<MixedChoice> pareto_front(const Sensitivity& s, const CostTable& cos
   };
   // Exchange rates over twelve orders of magnitude around "all of the KL for all of the time".
   std::vector<MixedChoice> found;
-  constexpr int kRates = 400;
+  constexpr int kRates = 400, kExpertRates = 60;
+  const auto rate_of = [&](int i, int n) { return std::pow(10.0, -8 + 12.0 * i / (n - 1)) * std::max(all_kl, 1e-9); };
   for (int i = 0; i < kRates; ++i) {
-    const double rate = std::pow(10.0, -8 + 12.0 * i / (kRates - 1)) * std::max(all_kl, 1e-9);
+    const double rate = rate_of(i, kRates);
     for (const double share : {0.0, 0.5, 1.0}) {
       const double per_second = rate * (1 - share) / all_seconds, per_byte = rate * share / all_bytes;
       const auto cost = [&](const Option& o) { return o.kl + per_second * o.seconds + per_byte * o.bytes; };
       found.push_back(choose([&](const Option& a, const Option& b) { return cost(a) < cost(b); }));
     }
   }
+  // A limit on the experts' bits is no reason to take anything from the other parts: their bytes have a rate of their own.
+  for (int i = 0; i < kExpertRates; ++i)
+    for (int j = 0; j < kExpertRates; ++j) {
+      const double per_second = rate_of(i, kExpertRates) / all_seconds, per_expert_byte = rate_of(j, kExpertRates) / all_bytes;
+      const auto cost = [&](const Option& o) { return o.kl + per_second * o.seconds + per_expert_byte * o.expert_bytes; };
+      found.push_back(choose([&](const Option& a, const Option& b) { return cost(a) < cost(b); }));
+    }
   // The ends, where no rate is small or large enough for the smallest of many units.
   found.push_back(choose([](const Option& a, const Option& b) { return std::tie(a.kl, a.seconds) < std::tie(b.kl, b.seconds); }));
   found.push_back(choose([](const Option& a, const Option& b) { return std::tie(a.seconds, a.kl) < std::tie(b.seconds, b.kl); }));

@@ -3,9 +3,9 @@
 // predictions stay within a bound.
 //
 // The KL divergence of a choice is predicted from its units' own, as (sum of kl^p)^(1/p) with the p that fits all units
-// rounded together (Sensitivity::power): kl^p is what adds up. Times are those of this machine's kernels (CostTable). The choices that nobody beats in all of KL, time
-// and bytes are the front; its convex part is found exactly: for each exchange rate of time (or bytes) against it, every
-// unit takes its best format on its own.
+// rounded together (Sensitivity::power): kl^p is what adds up. Times are those of this machine's kernels (CostTable). The choices that nobody beats in all of KL, time,
+// bytes and bits of the experts are the front; its convex part is found exactly: for each exchange rate of time (or bytes, or time and the experts'
+// bytes) against it, every unit takes its best format on its own.
 
 #include <limits>
 #include <string>

@@ -60,8 +60,8 @@ TEST_F(SearchTest, NobodyOnTheFrontIsBeaten) {
   ASSERT_GT(front.size(), 3u);
   for (const MixedChoice& a : front)
     for (const MixedChoice& b : front) {
-      const bool no_worse = a.kl <= b.kl && a.seconds <= b.seconds && a.bytes <= b.bytes;
-      EXPECT_FALSE(no_worse && (a.kl < b.kl || a.seconds < b.seconds || a.bytes < b.bytes));
+      const bool no_worse = a.kl <= b.kl && a.seconds <= b.seconds && a.bytes <= b.bytes && a.expert_bits <= b.expert_bits;
+      EXPECT_FALSE(no_worse && (a.kl < b.kl || a.seconds < b.seconds || a.bytes < b.bytes || a.expert_bits < b.expert_bits));
       EXPECT_TRUE(&a == &b || a.formats != b.formats);
     }
   for (size_t i = 1; i < front.size(); ++i) EXPECT_LE(front[i - 1].kl, front[i].kl);
@@ -110,6 +110,19 @@ TEST_F(SearchTest, TheEndsAreTheTruestTheFastestAndTheSmallest) {
   for (const MixedChoice& c : front) least_seconds = std::min(least_seconds, c.seconds), least_bytes = std::min(least_bytes, c.bytes);
   EXPECT_NEAR(least_seconds, fastest, 1e-12);
   EXPECT_EQ(least_bytes, smallest);
+}
+
+TEST_F(SearchTest, ALimitOnTheExpertsTakesNothingFromOtherParts) {
+  SearchLimits l;
+  l.max_bits = 6;
+  const auto picked = pick(front, l);
+  ASSERT_TRUE(picked.ok()) << picked.error().message();
+  EXPECT_LE(picked->expert_bits, 6);
+  for (size_t u = 0; u < s.units.size(); ++u) {
+    if (s.units[u].mark != ir::Mark::kExpert) {
+      EXPECT_EQ(picked->formats[u], LayerFormat::kFloat) << s.units[u].name;
+    }
+  }
 }
 
 // A model of one enormous and many small parts: what is small must count at the ends, too.
