@@ -98,6 +98,13 @@ std::vector<MixedChoice> pareto_front(const Sensitivity& s, const CostTable& cos
       const auto cost = [&](const Option& o) { return o.kl + per_second * o.seconds + per_expert_byte * o.expert_bytes; };
       found.push_back(choose([&](const Option& a, const Option& b) { return cost(a) < cost(b); }));
     }
+  for (int i = 0; i < kRates; ++i) {  // and time for nothing: no rate is small enough for the least of many parts
+    const double per_expert_byte = rate_of(i, kRates) / all_bytes;
+    const auto cost = [&](const Option& o) { return o.kl + per_expert_byte * o.expert_bytes; };
+    found.push_back(choose([&](const Option& a, const Option& b) {
+      return std::tuple(cost(a), a.seconds) < std::tuple(cost(b), b.seconds);
+    }));
+  }
   // The ends, where no rate is small or large enough for the smallest of many units.
   found.push_back(choose([](const Option& a, const Option& b) { return std::tie(a.kl, a.seconds) < std::tie(b.kl, b.seconds); }));
   found.push_back(choose([](const Option& a, const Option& b) { return std::tie(a.seconds, a.kl) < std::tie(b.seconds, b.kl); }));

@@ -113,14 +113,17 @@ TEST_F(SearchTest, TheEndsAreTheTruestTheFastestAndTheSmallest) {
 }
 
 TEST_F(SearchTest, ALimitOnTheExpertsTakesNothingFromOtherParts) {
-  SearchLimits l;
-  l.max_bits = 6;
-  const auto picked = pick(front, l);
-  ASSERT_TRUE(picked.ok()) << picked.error().message();
-  EXPECT_LE(picked->expert_bits, 6);
-  for (size_t u = 0; u < s.units.size(); ++u) {
-    if (s.units[u].mark != ir::Mark::kExpert) {
-      EXPECT_EQ(picked->formats[u], LayerFormat::kFloat) << s.units[u].name;
+  for (const double power : {1.0, 4.0}) {
+    s.power = power;
+    SearchLimits l;
+    l.max_bits = 6;
+    const auto picked = pick(pareto_front(s, costs, kFormats, DType::kBF16), l);
+    ASSERT_TRUE(picked.ok()) << picked.error().message();
+    EXPECT_LE(picked->expert_bits, 6);
+    for (size_t u = 0; u < s.units.size(); ++u) {
+      if (s.units[u].mark != ir::Mark::kExpert) {
+        EXPECT_EQ(picked->formats[u], LayerFormat::kFloat) << s.units[u].name << " at power " << power;
+      }
     }
   }
 }
