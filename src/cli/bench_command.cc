@@ -141,9 +141,7 @@ Result<int> show_history(const HistoryFlags& f) {
   if (all.empty()) return bad_input("{}: holds no runs yet; metainfer bench --history {} adds one", f.file, f.file);
   fmt::print("{}", tools::history_text(all, size_t(f.last)));
   if (f.html.empty()) return 0;
-  MI_TRY(OutputFile out, OutputFile::create(f.html, f.force));
-  MI_TRY_VOID(out.writer().write(tools::history_html(all, "metainfer bench: history")));
-  MI_TRY_VOID(out.commit());
+  MI_TRY_VOID(write_output(f.html, f.force, tools::history_html(all, "metainfer bench: history")));
   return 0;
 }
 

@@ -18,16 +18,6 @@ struct Flags {
   bool graph = false, dot = false, json = false, diff = false, force = false;
 };
 
-Status write_page(const Flags& f, const tools::Subject& s, const tools::Card& card) {
-  std::vector<std::vector<std::string>> facts{{"what", "value"}}, classes{{"class", "format", "parameters", "bytes"}};
-  for (const auto& [label, value] : card.facts) facts.push_back({label, value});
-  for (const auto& g : card.stats.groups)
-    classes.push_back({std::string(ir::mark_name(g.mark)), g.format, fmt::format("{}", g.params), fmt::format("{}", g.bytes)});
-  return write_output(f.html, f.force, html::page(s.graph.info.name + ": " + s.kind,
-                                              html::table(facts) + "<h2>Weights</h2>\n" + html::table(classes) +
-                                                  "<h2>Graph</h2>\n" + compiler::graph_html(s.graph)));
-}
-
 Result<int> run(const Flags& f) {
   if (f.dirs.size() != (f.diff ? 2u : 1u))
     return fail(ErrorCode::kUsage, "{}", f.diff ? "--diff takes two directories, A and B" : "give one directory; two are compared with --diff");
@@ -44,7 +34,10 @@ Result<int> run(const Flags& f) {
     return 0;
   }
   const tools::Card card = tools::make_card(s, available);
-  if (!f.html.empty()) MI_TRY_VOID(write_page(f, s, card));
+  if (!f.html.empty()) 
+    MI_TRY_VOID(write_output(f.html, f.force,
+                             html::page(s.graph.info.name + ": " + s.kind, tools::card_html(card) + "<h2>Graph</h2>\n" +
+                                                                               compiler::graph_html(s.graph))));
   fmt::print("{}", f.json ? dump_json(tools::card_json(card), 1) + "\n" : tools::card_text(card));
   if (f.graph) fmt::print("\n{}", ir::print(s.graph));
   return 0;

@@ -124,11 +124,8 @@ Result<int> run_quantize(const Flags& f) {
   if (f.memory) p.limits.max_bytes = int64_t(*f.memory * 1e9);
   if (f.bits) p.limits.max_bits = *f.bits;
   MI_TRY(const quant::Searched s, quant::quantize_searched(o, p, f.max_drop, pool));
-  if (!f.save_recipe.empty()) {
-    MI_TRY(OutputFile out, OutputFile::create(f.save_recipe, f.force));
-    MI_TRY_VOID(out.writer().write(quant::recipe_text(s.plan.config, {"found by metainfer quantize --search"})));
-    MI_TRY_VOID(out.commit());
-  }
+  if (!f.save_recipe.empty())
+    MI_TRY_VOID(write_output(f.save_recipe, f.force, quant::recipe_text(s.plan.config, {"found by metainfer quantize --search"})));
   Json j = quant::report_json(s.report);
   j["sensitivity"] = quant::sensitivity_json(s.plan.sensitivity);
   j["front"] = quant::front_json(s.plan.front, s.plan.sensitivity);

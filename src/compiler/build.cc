@@ -178,13 +178,15 @@ Result<BuildReport> build_engine(const ir::MirDir& mir, const BuildOptions& o) {
     const auto p = lower(g, precision);  // an error is told below, of the whole
     r.kernel_calls.push_back(p.ok() ? int64_t(p->instrs.size()) : 0);
   };
-  count_calls(graph);
-  pipeline.after_each = [&](const ir::PassRun& run, const ir::Graph& g) {
-    if (run.changed)
-      count_calls(g);
-    else
-      r.kernel_calls.push_back(r.kernel_calls.back());
-  };
+  if (!o.scratch) {
+    count_calls(graph);
+    pipeline.after_each = [&](const ir::PassRun& run, const ir::Graph& g) {
+      if (run.changed)
+        count_calls(g);
+      else
+        r.kernel_calls.push_back(r.kernel_calls.back());
+    };
+  }
   MI_TRY(const std::vector<ir::PassRun> passes, ir::run_pipeline(graph, pipeline));
 
   artifact::Manifest& m = r.manifest;
@@ -230,7 +232,7 @@ Result<BuildReport> build_engine(const ir::MirDir& mir, const BuildOptions& o) {
   MI_TRY_VOID(write_file(out.path() / "graph.mir", ir::print(graph)));
   MI_TRY_VOID(ir::copy_tokenizer(mir.dir, out.path()));
   r.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-  MI_TRY_VOID(write_file(out.path() / "report.html", report_html(r, graph, o.appendix)));
+  if (!o.scratch) MI_TRY_VOID(write_file(out.path() / "report.html", report_html(r, graph, o.appendix)));
   const Keep keep = o.scratch ? Keep::kScratch : Keep::kSafe;
   MI_TRY_VOID(writer.finish(m, keep));
   r.engine_bytes = directory_bytes(out.path());

@@ -23,7 +23,7 @@ struct BuildOptions {
   const std::vector<ir::Pass>* passes = nullptr;  // as ir::PipelineOptions::list
   bool force = false;                        // replace an existing engine
   std::string appendix;                      // HTML that ends report.html: what others found out about this model
-  bool scratch = false;                      // an engine for a moment: no progress line, not synced to disk
+  bool scratch = false;                      // an engine for a moment: no progress line, no report, not synced to disk
   bool strict = false;                       // fail when an op is outside the int8 path of a W8A8 model
   std::vector<std::string> allowed_fallbacks;  // strict: but for these; a weight's name in its layer, * and ? stand for others
   // The KV plan that is printed: tokens per sequence (0: 4096, or what the model allows if that is less) and sequences.
@@ -33,7 +33,7 @@ struct BuildOptions {
 
 struct BuildReport {
   artifact::Manifest manifest;
-  std::vector<int64_t> kernel_calls;  // of one step: without passes, then after each of manifest.passes
+  std::vector<int64_t> kernel_calls;  // of one step: without passes, then after each of manifest.passes; none for scratch
   int64_t source_bytes = 0;  // of the model's weights
   int64_t engine_bytes = 0;  // of the whole directory
   int64_t unshared_activation_bytes = 0,

@@ -29,6 +29,13 @@ struct QuantizeTest : ::testing::Test {
   Path mir = write_tiny(dir.path);
   int runs = 0;
 
+  // 40 sequences, which text.jsonl holds, too.
+  Sequences written_ids() {
+    std::ofstream text(dir.path / "text.jsonl");
+    const Sequences s = random_ids(std::vector<int64_t>(40, 32), 50);
+    for (const auto& ids : s) text << "{\"ids\": " << Json(ids).dump() << "}\n";
+    return s;
+  }
   QuantizeOptions options(const QuantConfig& c) {
     QuantizeOptions o;
     o.model = mir;
@@ -398,10 +405,7 @@ TEST_F(QuantizeTest, SensitivityOfEveryPart) {
 
 // The KL of a part alone is what quantize reports when only this part is rounded.
 TEST_F(QuantizeTest, SensitivityAgreesWithTheRealThing) {
-  std::ofstream text(dir.path / "text.jsonl");
-  const Sequences s = random_ids(std::vector<int64_t>(40, 32), 50);
-  for (const auto& ids : s) text << "{\"ids\": " << Json(ids).dump() << "}\n";
-  text.close();
+  const Sequences s = written_ids();
   const Sensitivity a = sensitivity(mir, s, dir.path / "piece");
   for (const char* part : {"layers.0.attn", "layers.1.moe.experts"}) {
     QuantizeOptions o = options(recipe(std::string("layers: {\"re:.*\": float, ") + part + ": int4_g32}"));
@@ -415,10 +419,7 @@ TEST_F(QuantizeTest, SensitivityAgreesWithTheRealThing) {
 
 // ... and so is that of all of them together.
 TEST_F(QuantizeTest, JointKlIsThatOfTheWholeModel) {
-  std::ofstream text(dir.path / "text.jsonl");
-  const Sequences s = random_ids(std::vector<int64_t>(40, 32), 50);
-  for (const auto& ids : s) text << "{\"ids\": " << Json(ids).dump() << "}\n";
-  text.close();
+  const Sequences s = written_ids();
   const Sensitivity a = sensitivity(mir, s, dir.path / "piece");
   ASSERT_EQ(a.joint.size(), 2u);
   for (const Joint& j : a.joint) {

@@ -79,32 +79,27 @@ std::vector<MixedChoice> pareto_front(const Sensitivity& s, const CostTable& cos
     c.expert_bits = expert_weights > 0 ? expert_bits / expert_weights : 0;
     return c;
   };
-  // Exchange rates over twelve orders of magnitude around "all of the KL for all of the time".
   std::vector<MixedChoice> found;
+  const auto add = [&](double per_second, double per_byte, double per_expert_byte) {
+    const auto cost = [&](const Option& o) {
+      return o.kl + per_second * o.seconds + per_byte * o.bytes + per_expert_byte * o.expert_bytes;
+    };
+    found.push_back(choose([&](const Option& a, const Option& b) {
+      return std::tuple(cost(a), a.seconds) < std::tuple(cost(b), b.seconds);
+    }));
+  };
+  // Exchange rates over twelve orders of magnitude around "all of the KL for all of the time".
   constexpr int kRates = 400, kExpertRates = 60;
   const auto rate_of = [&](int i, int n) { return std::pow(10.0, -8 + 12.0 * i / (n - 1)) * std::max(all_kl, 1e-9); };
   for (int i = 0; i < kRates; ++i) {
     const double rate = rate_of(i, kRates);
-    for (const double share : {0.0, 0.5, 1.0}) {
-      const double per_second = rate * (1 - share) / all_seconds, per_byte = rate * share / all_bytes;
-      const auto cost = [&](const Option& o) { return o.kl + per_second * o.seconds + per_byte * o.bytes; };
-      found.push_back(choose([&](const Option& a, const Option& b) { return cost(a) < cost(b); }));
-    }
+    for (const double share : {0.0, 0.5, 1.0}) add(rate * (1 - share) / all_seconds, rate * share / all_bytes, 0);
+    // Time for nothing: no rate is small enough for the least of many parts.
+    add(0, 0, rate / all_bytes);
   }
   // A limit on the experts' bits is no reason to take anything from the other parts: their bytes have a rate of their own.
   for (int i = 0; i < kExpertRates; ++i)
-    for (int j = 0; j < kExpertRates; ++j) {
-      const double per_second = rate_of(i, kExpertRates) / all_seconds, per_expert_byte = rate_of(j, kExpertRates) / all_bytes;
-      const auto cost = [&](const Option& o) { return o.kl + per_second * o.seconds + per_expert_byte * o.expert_bytes; };
-      found.push_back(choose([&](const Option& a, const Option& b) { return cost(a) < cost(b); }));
-    }
-  for (int i = 0; i < kRates; ++i) {  // and time for nothing: no rate is small enough for the least of many parts
-    const double per_expert_byte = rate_of(i, kRates) / all_bytes;
-    const auto cost = [&](const Option& o) { return o.kl + per_expert_byte * o.expert_bytes; };
-    found.push_back(choose([&](const Option& a, const Option& b) {
-      return std::tuple(cost(a), a.seconds) < std::tuple(cost(b), b.seconds);
-    }));
-  }
+    for (int j = 0; j < kExpertRates; ++j) add(rate_of(i, kExpertRates) / all_seconds, 0, rate_of(j, kExpertRates) / all_bytes);
   // The ends, where no rate is small or large enough for the smallest of many units.
   found.push_back(choose([](const Option& a, const Option& b) { return std::tie(a.kl, a.seconds) < std::tie(b.kl, b.seconds); }));
   found.push_back(choose([](const Option& a, const Option& b) { return std::tie(a.seconds, a.kl) < std::tie(b.seconds, b.kl); }));

@@ -4,6 +4,7 @@
 
 #include "base/file.h"
 #include "base/result.h"
+#include "compiler/build.h"
 #include "ir/mir_dir.h"
 
 namespace mi::quant {
@@ -13,8 +14,9 @@ struct TemporaryEngine {
   Path path() const { return dir.path() / "engine"; }
 };
 
-// `beside`: a name that is free, or left over from a run that was killed. opt_level and precision as in
-// compiler::BuildOptions; 0 and "fp32" give the plain float graph.
+// `beside`: a name that is free, or left over from a run that was killed. Of b, the output and scratch are set here.
+Result<TemporaryEngine> build_temporary_engine(const ir::MirDir& mir, const Path& beside, compiler::BuildOptions b);
+// opt_level and precision as in compiler::BuildOptions; 0 and "fp32" give the plain float graph.
 Result<TemporaryEngine> build_temporary_engine(const ir::MirDir& mir, const Path& beside, int opt_level,
                                                const std::string& precision);
 Result<TemporaryEngine> build_temporary_engine(const Path& mir, const Path& beside, int opt_level,

@@ -4,7 +4,7 @@
 
 #include <cmath>
 
-#include "runtime/testing.h"
+#include "runtime/bench_for_tests.h"
 
 namespace mi::runtime {
 namespace {
@@ -25,31 +25,10 @@ Request request(uint64_t seed, int64_t prompt, int64_t max_tokens) {
   return r;
 }
 
-// A batcher with its own model and clock, driven by hand.
-struct Bench {
+struct Bench : testing::Bench {
   explicit Bench(const FakeStepper::Config& c = {}, LoopOptions o = {},
                  std::shared_ptr<const text::Tokenizer> t = tokenizer())
-      : stepper(c), batcher(stepper, std::move(t), std::move(o), 99, [this] { return now += 0.001; }) {}
-  Recorder& add(Request r) {
-    Admission a = check_request(r, batcher.limits());
-    MI_CHECK(a.ok(), "{}", a.message);
-    recorders.push_back(std::make_unique<Recorder>());
-    batcher.add(uint64_t(recorders.size()), std::move(r), recorders.back()->sink(), now);
-    return *recorders.back();
-  }
-  bool step() {
-    bool worked = batcher.step();
-    batcher.check_invariants();
-    batcher.deliver_ended();
-    return worked;
-  }
-  void run() {
-    for (int i = 0; step(); ++i) MI_CHECK(i < 100000);
-  }
-  double now = 0;
-  FakeStepper stepper;
-  Batcher batcher;
-  std::vector<std::unique_ptr<Recorder>> recorders;
+      : testing::Bench(c, std::move(o), std::move(t)) {}
 };
 
 std::vector<int32_t> alone(Request r) {

@@ -10,13 +10,13 @@
 #include <fstream>
 #include <mutex>
 
-#include "runtime/batcher.h"
+#include "runtime/bench_for_tests.h"
 #include "runtime/generate.h"
-#include "runtime/testing.h"
 
 namespace mi::runtime {
 namespace {
 
+using testing::Bench;
 using testing::FakeStepper;
 using testing::Recorder;
 using testing::TempDir;
@@ -42,30 +42,6 @@ Request request(uint64_t seed, int64_t prompt, int64_t max_tokens, std::string s
   r.cache_salt = std::move(salt);
   return r;
 }
-
-struct Bench {
-  Bench(const FakeStepper::Config& c, LoopOptions o)
-      : stepper(c), batcher(stepper, nullptr, std::move(o), 99, [this] { return now += 0.001; }) {}
-  Recorder& add(Request r) {
-    MI_CHECK(check_request(r, batcher.limits()).ok());
-    recorders.push_back(std::make_unique<Recorder>());
-    batcher.add(uint64_t(recorders.size()), std::move(r), recorders.back()->sink(), now);
-    return *recorders.back();
-  }
-  bool step() {
-    const bool worked = batcher.step();
-    batcher.check_invariants();
-    batcher.deliver_ended();
-    return worked;
-  }
-  void run() {
-    for (int i = 0; step(); ++i) MI_CHECK(i < 100000);
-  }
-  double now = 0;
-  FakeStepper stepper;
-  Batcher batcher;
-  std::vector<std::unique_ptr<Recorder>> recorders;
-};
 
 std::vector<int32_t> alone(Request r) {
   Bench b({.pages = 200}, {.reuse_prefixes = false});

@@ -2,13 +2,14 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 
 #include "base/html.h"
 #include "base/util.h"
-#include "compiler/build.h"
 #include "exec/engine.h"
 #include "hw/thread_pool.h"
 #include "quant/calibration_data.h"
+#include "quant/temporary_engine.h"
 #include "text/model_text.h"
 #include "tools/trace.h"
 
@@ -27,21 +28,19 @@ class Builder {
       : o_(o), mir_(mir), texts_(texts), pool_(o.threads > 0 ? o.threads : hw::advise_threads().threads) {}
 
   Result<Built> run(const std::vector<std::string>& disabled) {
-    MI_TRY(const OutputDir dir, OutputDir::create(std::filesystem::temp_directory_path() / "metainfer-passes", true));
     compiler::BuildOptions b;
-    b.output = dir.path() / "engine";
     b.precision = o_.precision;
     b.disabled_passes = disabled;
     b.passes = o_.passes;
-    b.scratch = true;
-    MI_TRY(const compiler::BuildReport report, compiler::build_engine(mir_, b));
-    const artifact::Manifest& m = report.manifest;
+    MI_TRY(const quant::TemporaryEngine files,
+           quant::build_temporary_engine(mir_, std::filesystem::temp_directory_path() / "metainfer-passes", std::move(b)));
     exec::LoadOptions l;
     l.max_tokens_per_step = o_.length;
     l.kv_pages = (o_.length + artifact::kKvPageTokens - 1) / artifact::kKvPageTokens;
     l.kv_type = o_.kv_type;
     l.verify_checksums = false;  // of what was written a moment ago
-    MI_TRY(const auto engine, exec::Engine::load(b.output, l, pool_));
+    MI_TRY(const auto engine, exec::Engine::load(files.path(), l, pool_));
+    const artifact::Manifest& m = engine->manifest();
     Built r;
     r.nodes = m.passes.back().nodes_after;
     r.instructions = int64_t(m.program.size());

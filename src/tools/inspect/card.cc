@@ -4,6 +4,7 @@
 #include <map>
 #include <set>
 
+#include "base/html.h"
 #include "base/util.h"
 #include "compiler/kv_plan.h"
 
@@ -121,6 +122,14 @@ std::string card_text(const Card& c) {
   for (const ir::WeightGroup& g : c.stats.groups)
     s += fmt::format("{:<15} {:<10} {:>16} {:>12}\n", ir::mark_name(g.mark), g.format, g.params, human_bytes(double(g.bytes)));
   return s;
+}
+
+std::string card_html(const Card& c) {
+  std::vector<std::vector<std::string>> facts{{"what", "value"}}, classes{{"class", "format", "parameters", "bytes"}};
+  for (const auto& [label, value] : c.facts) facts.push_back({label, value});
+  for (const ir::WeightGroup& g : c.stats.groups)
+    classes.push_back({std::string(ir::mark_name(g.mark)), g.format, fmt::format("{}", g.params), fmt::format("{}", g.bytes)});
+  return html::table(facts) + "<h2>Weights</h2>\n" + html::table(classes);
 }
 
 Json card_json(const Card& c) {

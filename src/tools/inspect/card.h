@@ -24,5 +24,7 @@ struct Card {
 Card make_card(const Subject& s, int64_t available, double kv_fraction = 0.6);
 std::string card_text(const Card& c);
 Json card_json(const Card& c);
+// Tables, for a page.
+std::string card_html(const Card& c);
 
 }  // namespace mi::tools
