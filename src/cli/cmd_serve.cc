@@ -29,7 +29,7 @@ struct Flags {
   std::string host = "127.0.0.1", model, key_file, tls_cert, tls_key, access_log;
   std::vector<std::string> cors_origins;
   int port = 8000;
-  int64_t step = 512;
+  int64_t step = 0;
   runtime::LoopOptions loop{.max_waiting = 1024, .max_queue_seconds = 30};
   double step_ms = 100, timeout = 0, kv_fraction = 0.6;
   int64_t kv_tokens = 0, kv_floor = 512, kv_growth = 1024;
@@ -265,8 +265,9 @@ Command add_serve(CLI::App& parent) {
       ->check(CLI::Range(0, 86400))
       ->capture_default_str();
   app->add_option("--max-tokens-per-step", f->step,
-                  "most token rows in a step (prompt pieces and running answers together)")
-      ->check(CLI::Range(1, 1 << 20))
+                  "most token rows in a step (prompt pieces and running answers together); 0: 512 to 2048, as long as activations "
+                  "stay below 256 MB")
+      ->check(CLI::Range(0, 1 << 20))
       ->capture_default_str();
   app->add_option("--step-ms", f->step_ms,
                   "longest that a step with running answers should take: prompts are read in pieces that fit; 0: no limit")

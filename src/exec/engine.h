@@ -22,7 +22,7 @@ namespace mi::exec {
 enum class KvType : uint8_t { kF32, kBF16, kI8 };
 
 struct LoadOptions {
-  int64_t max_tokens_per_step = 512;   // capacity of the arena in token rows
+  int64_t max_tokens_per_step = 512;   // capacity of the arena in token rows; 0: 512 to 2048, as long as the arena is below 256 MB
   int64_t kv_pages = 64;               // pages of 64 tokens, all layers each
   std::string kv_type;                 // "", "f32", "bf16", "int8"; "" = the engine's default
   bool verify_checksums = true;

@@ -446,6 +446,8 @@ TEST(Engine, SaysWhatItLoadedAndRefusesWhatItCannot) {
   EXPECT_TRUE(std::any_of(other.begin(), other.end(), [](const std::string& l) { return l.find("int4 in groups of 32 gemm_i4") != std::string::npos; })) << other[0];
   EXPECT_TRUE(std::any_of(lines.begin(), lines.end(), [](const std::string& l) { return l.find("gemm_f32") != std::string::npos; })) << lines[0];
 
+  o.max_tokens_per_step = 0;
+  EXPECT_EQ(model.load(pool, o)->options().max_tokens_per_step, 2048) << "a small model's activations are small";
   o.kv_type = "fp4";
   auto refused = Engine::load(model.dir(), o, pool);
   ASSERT_FALSE(refused.ok());

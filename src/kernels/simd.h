@@ -31,6 +31,21 @@ static inline V16 v_set(float f) { return V16{f, f, f, f, f, f, f, f, f, f, f, f
 static inline V16 v_zero() { return v_set(0.0f); }
 static inline V16 v_load(const float* p) { V16 v; memcpy(&v, p, 64); return v; }
 static inline void v_store(float* p, V16 v) { memcpy(p, &v, 64); }
+// Past the caches where the ISA can; p is 64-byte aligned. v_stream_end() before another thread is told.
+static inline void v_stream(float* p, V16 v) {
+#if defined(__AVX512F__)
+  __m512 x;
+  memcpy(&x, &v, 64);
+  _mm512_stream_ps(p, x);
+#else
+  v_store(p, v);
+#endif
+}
+static inline void v_stream_end() {
+#if defined(__AVX512F__)
+  _mm_sfence();
+#endif
+}
 // First n lanes (0..16); the others are `fill`.
 static inline V16 v_load_n(const float* p, int64_t n, float fill = 0.0f) {
   float t[16];

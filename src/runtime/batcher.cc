@@ -76,7 +76,7 @@ Batcher::Batcher(Stepper& stepper, std::shared_ptr<const text::Tokenizer> tokeni
                  {options_.kv_store, [&stepper](int32_t page, std::span<std::byte> to) { stepper.save_page(page, to); },
                   [&stepper](int32_t page, std::span<const std::byte> from) { stepper.restore_page(page, from); }}) {
   if (options_.kv_store) MI_CHECK_EQ(options_.kv_store->page_bytes(), stepper.kv_page_bytes());
-  pace_ = Pace(options_.step_seconds);
+  pace_ = Pace(options_.step_seconds, options_.alone_seconds);
   queue_rate_ = QueueRate(options_.max_batch_size);
   refresh_gauges();
 }
@@ -159,7 +159,8 @@ bool Batcher::step() {
   const double begin = clock_();
   end_overdue(begin);
   load(begin);
-  StepPlan plan = scheduler_.plan(pace_.prompt_tokens(options_.prefill_tokens_beside_decodes));
+  StepPlan plan = scheduler_.plan(pace_.prompt_tokens(options_.prefill_tokens_beside_decodes),
+                                  pace_.prompt_tokens_alone(options_.prefill_tokens));
   if (plan.work.empty()) {
     const bool loading = scheduler_.loading();
     MI_CHECK(idle() || loading || plan.refused, "{} requests wait and nothing can run", live_.size());

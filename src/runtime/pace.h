@@ -1,6 +1,6 @@
 #pragma once
 // How many prompt tokens fit into a step beside running answers, so that no gap in their streams is longer than asked
-// for. Learns from the steps that ran: what a step without prompts takes, what each prompt token adds, and by how much
+// for, and into one without them, so that who comes meanwhile is not kept waiting. Learns from the steps that ran: what a step without prompts takes, what each prompt token adds, and by how much
 // steps take longer than was foretold, so that the slow ones stay below the limit, too. Pure arithmetic; the answers do
 // not depend on it.
 
@@ -11,8 +11,9 @@ namespace mi::runtime {
 
 class Pace {
  public:
-  // step_seconds: the longest a step with running answers should take; 0: prompts are not held back.
-  explicit Pace(double step_seconds = 0) : step_seconds_(step_seconds) {}
+  // The longest that a step should take with running answers, and with none; 0: prompts are not held back.
+  explicit Pace(double step_seconds = 0, double alone_seconds = 0)
+      : step_seconds_(step_seconds), alone_seconds_(alone_seconds) {}
 
   // Between 1 and `most`. Before anything is known, kFirst.
   int64_t prompt_tokens(int64_t most) const {
@@ -20,6 +21,13 @@ class Pace {
     if (token_seconds_ <= 0) return std::min(most, kFirst);
     const double room = (step_seconds_ / overrun_ - decode_seconds_) / token_seconds_;
     return int64_t(std::clamp(room, double(std::min(most, kLeast)), double(most)));
+  }
+
+  // Without running answers: at least kLeastAlone, below which weights are read too often for too few tokens.
+  int64_t prompt_tokens_alone(int64_t most) const {
+    if (alone_seconds_ <= 0) return most;
+    const double room = token_seconds_ > 0 ? alone_seconds_ / token_seconds_ : 0;
+    return int64_t(std::clamp(room, double(std::min(most, kLeastAlone)), double(most)));
   }
 
   void ran(int64_t decodes, int64_t prompt_tokens, double seconds) {
@@ -39,6 +47,7 @@ class Pace {
 
  private:
   static constexpr int64_t kFirst = 32;  // small enough for any model, large enough to learn from
+  static constexpr int64_t kLeastAlone = 512;
   static constexpr int64_t kLeast = 8;   // prompts go on even if the answers alone take longer than the limit
   // Slower is believed at once, since prompt tokens get dearer the further behind they stand; quicker little by little.
   static void learn(double* value, double seen) {
@@ -47,7 +56,7 @@ class Pace {
 
   static constexpr double kMostOverrun = 2, kOverrunStays = 0.999;
 
-  double step_seconds_;
+  double step_seconds_, alone_seconds_;
   double overrun_ = 1;  // the largest of late that a step took of what was foretold
   double decode_seconds_ = 0, token_seconds_ = 0;
 };

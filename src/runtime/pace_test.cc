@@ -34,6 +34,18 @@ TEST(Pace, GrowsToTheMostAndGoesOnWhenThereIsNoRoom) {
   EXPECT_EQ(Pace().prompt_tokens(512), 512) << "switched off";
 }
 
+TEST(Pace, WithoutAnswersAStepMayBeLongerButNotForLong) {
+  Pace p(0.1, 1);
+  EXPECT_EQ(p.prompt_tokens_alone(2048), 512) << "nothing is known yet";
+  EXPECT_EQ(p.prompt_tokens_alone(100), 100);
+  for (int i = 0; i < 30; ++i) p.ran(0, 512, 0.2);
+  EXPECT_EQ(p.prompt_tokens_alone(2048), 2048);
+  EXPECT_NEAR(p.prompt_tokens_alone(4096), 2560, 2);
+  p.ran(0, 512, 10);
+  EXPECT_EQ(p.prompt_tokens_alone(2048), 512) << "fewer would read the weights too often";
+  EXPECT_EQ(Pace(0.1).prompt_tokens_alone(2048), 2048) << "switched off";
+}
+
 // A machine that others use: now and then a step takes a third longer than the one before.
 TEST(Pace, StepsThatTakeLongerThanForetoldStayBelowTheLimitToo) {
   Pace p(0.1);

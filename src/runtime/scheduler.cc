@@ -170,7 +170,7 @@ void Scheduler::admit_urgent(StepPlan* plan) {
   }
 }
 
-StepPlan Scheduler::plan(int64_t prompt_tokens_beside_decodes) {
+StepPlan Scheduler::plan(int64_t beside_decodes, int64_t alone) {
   StepPlan plan;
   refused_ = false;
   admit_urgent(&plan);
@@ -186,7 +186,7 @@ StepPlan Scheduler::plan(int64_t prompt_tokens_beside_decodes) {
   }
   plan.decodes = int64_t(plan.work.size());
 
-  int64_t budget = plan.decodes > 0 ? prompt_tokens_beside_decodes : options_.prefill_tokens;
+  int64_t budget = plan.decodes > 0 ? beside_decodes : alone;
   budget = std::min(budget, options_.max_tokens_per_step - plan.decodes);
   for (Sequence* seq : running_) {
     if (budget > 0 && !seq->decoding() && !seq->loading()) take_prefill(seq, &budget, &plan);

@@ -87,10 +87,10 @@ class Scheduler {
   // seq must stay alive until remove(). It has at least one token and fits the pool alone.
   void add(Sequence* seq);
   // The next step's work; empty only when nothing is left, or all that could run is loading(). Pages are taken,
-  // `computed` is not moved yet. prompt_tokens_beside_decodes: instead of the option, at least 1; for callers that know
-  // how long a step may take.
-  StepPlan plan(int64_t prompt_tokens_beside_decodes);
-  StepPlan plan() { return plan(options_.prefill_tokens_beside_decodes); }
+  // `computed` is not moved yet. beside_decodes, alone: prompt tokens instead of the options, at least 1; for callers that
+  // know how long a step may take.
+  StepPlan plan(int64_t beside_decodes, int64_t alone);
+  StepPlan plan() { return plan(options_.prefill_tokens_beside_decodes, options_.prefill_tokens); }
   // The step ran: `computed` moves behind the tokens. Every sequence of the plan must still be there.
   void advance(const StepPlan& plan);
   // The first draft turned out right and is the last token now: it is computed as well.

@@ -17,7 +17,7 @@ namespace mi::tools {
 struct SessionOptions {
   Path engine;
   int threads = 0;  // 0: hw::advise_threads()
-  int64_t max_tokens_per_step = 512;
+  int64_t max_tokens_per_step = 0;  // 0: exec::LoadOptions decides
   int64_t max_batch_size = 32;
   int64_t max_seq_len = 0;  // at most the model's max_positions; 0: those, at most 4096
   int64_t kv_tokens = 0;    // the KV pool has room for so many; 0: for max_batch_size sequences of max_seq_len, ...

@@ -46,6 +46,7 @@ struct GemmArgs {
   float* y = nullptr;  // row i is at y + row(i) * y_stride, row(i) = y_rows ? y_rows[i] : i
   int64_t y_stride = 0;
   const int32_t* y_rows = nullptr;
+  bool stream_y = false;  // y is more than caches hold, and its rows are 64-byte aligned: a kernel may write past them
 };
 
 // The part of a product that one call computes: rows [m_begin, m_end), columns of the 16-wide tiles [tile_begin,

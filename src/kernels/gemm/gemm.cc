@@ -24,6 +24,10 @@ void check_args(const GemmKernel& kernel, const GemmArgs& a) {
 
 }  // namespace
 
+bool gemm_streams(const float* y, int64_t y_stride, int64_t rows) {
+  return rows * y_stride >= (int64_t(4) << 20) && uintptr_t(y) % 64 == 0 && y_stride % 64 == 0;
+}
+
 void* thread_scratch(int64_t bytes) {
   struct Free {
     void operator()(void* p) const { std::free(p); }
@@ -61,9 +65,11 @@ void gemm_run(const GemmKernel& kernel, const GemmArgs& a, hw::ThreadPool& pool)
   block = std::max<int64_t>(4, block / 4 * 4);
   const int64_t blocks = (tiles + block - 1) / block;
   // Row blocks of one column block are neighbours in the task order: its weights are still in a cache.
+  const bool stream = gemm_streams(a.y, a.y_stride, a.m);
   auto part = [&](int64_t task, int) {
     const int64_t b = task / row_blocks, rb = task % row_blocks, next = (task + pool.threads()) / row_blocks;
     GemmArgs mine = a;
+    mine.stream_y = stream;
     if (next < blocks) mine.w_next = static_cast<const char*>(a.w) + next * block * tile_bytes;
     gemm_range(
         kernel, mine,

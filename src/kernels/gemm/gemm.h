@@ -40,6 +40,8 @@ constexpr int64_t gemm_scratch_bytes(int64_t k) { return kMaxRangeRows * pad_k(k
 // The calling thread's scratch of at least `bytes`; kept and only ever grown, so steady work allocates nothing.
 void* thread_scratch(int64_t bytes);
 
+// GemmArgs::stream_y for `rows` rows in all.
+bool gemm_streams(const float* y, int64_t y_stride, int64_t rows);
 // The whole product, split over the pool.
 void gemm_run(const GemmKernel& kernel, const GemmArgs& a, hw::ThreadPool& pool);
 // One part on the calling thread.

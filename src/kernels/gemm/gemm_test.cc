@@ -137,6 +137,37 @@ TEST_P(GemmKernelTest, WritesItsRangeOnly) {
     }
 }
 
+// Without bias, residual and scale, and with rows that may be written past the caches.
+TEST_P(GemmKernelTest, PlainProductsAreTheSameInEveryWayTheyAreWritten) {
+  for (int64_t m : {1, 7, 16, 33, 64, 65, 100, 128, 150})
+    for (int64_t n : {16, 64, 70, 96}) {
+      const GemmCase c(kernel().format, m, n, 640, unsigned(m + n));
+      const int64_t stride = pad_n(n) * 4;
+      AlignedBytes y[2];
+      for (const bool stream : {false, true}) {
+        GemmArgs a = c.args(nullptr, false);
+        y[stream] = AlignedBytes(m * stride);
+        a.y = y[stream].as<float>();
+        a.y_stride = stride;
+        a.stream_y = stream;
+        gemm_range(kernel(), a, c.whole());
+      }
+      const std::vector<float> want = c.run(reference_gemm(kernel().format), false);
+      for (const AlignedBytes& got : y)
+        for (int64_t i = 0; i < m; ++i)
+          ASSERT_EQ(std::memcmp(got.as<char>(i * stride), &want[size_t(i * n)], size_t(n) * 4), 0)
+              << m << " x " << n << ", row " << i << (&got == y ? "" : ", streamed");
+    }
+}
+
+TEST(GemmRun, StreamsWhatNoCacheHoldsIfItsRowsAreAligned) {
+  alignas(64) float y[32] = {};
+  EXPECT_TRUE(gemm_streams(y, 8192, 512));
+  EXPECT_FALSE(gemm_streams(y, 8192, 511));
+  EXPECT_FALSE(gemm_streams(y + 1, 8192, 512));
+  EXPECT_FALSE(gemm_streams(y, 8196, 512));
+}
+
 TEST_P(GemmKernelTest, GathersAndScattersRows) {
   for (int64_t m : {3, 11}) {
     const GemmCase c(kernel().format, m, 50, 70);

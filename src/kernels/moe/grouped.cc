@@ -51,7 +51,7 @@ const void* weights_after(std::span<const ExpertTask> tasks, int64_t i, const Ex
 
 void product(const GemmKernel& kernel, const ExpertWeights& w, const ExpertTask& task, const void* w_next,
              const void* x, int64_t x_stride, int64_t x_scale_offset, const int32_t* x_rows, float* y, int64_t y_stride,
-             const int32_t* y_rows) {
+             const int32_t* y_rows, bool stream_y) {
   GemmArgs g = part_of(w, task);
   g.w_next = w_next;
   g.x = x;
@@ -61,6 +61,7 @@ void product(const GemmKernel& kernel, const ExpertWeights& w, const ExpertTask&
   g.y = y + task.tile_begin * kNTile;
   g.y_stride = y_stride;
   g.y_rows = y_rows + task.first;
+  g.stream_y = stream_y;
   gemm_range(kernel, g, whole(task));
 }
 
@@ -86,9 +87,10 @@ void expert_linear(const ExpertLinearArgs& a, hw::ThreadPool& pool, const hw::Cp
   ExpertPlan& plan = ExpertPlan::of_this_thread();
   plan.sort(a.route, a.tokens, a.w.experts);
   const std::span<const ExpertTask> tasks = plan.split(pad_n(a.w.n) / kNTile, pool.threads());
+  const bool stream = gemm_streams(a.y, a.y_stride, a.tokens * a.route.k);
   run_tasks(pool, int64_t(tasks.size()), [&](int64_t i, int) {
     product(kernel, a.w, tasks[size_t(i)], weights_after(tasks, i, a.w, pool.threads()), a.x, a.x_stride,
-            a.x_scale_offset, a.x_per_pair ? plan.pairs() : plan.tokens(), a.y, a.y_stride, plan.pairs());
+            a.x_scale_offset, a.x_per_pair ? plan.pairs() : plan.tokens(), a.y, a.y_stride, plan.pairs(), stream);
   });
 }
 
@@ -139,9 +141,10 @@ void grouped_experts(const GroupedExpertsArgs& a, hw::ThreadPool& pool, const hw
   });
 
   tasks = plan.split(pad_n(hidden) / kNTile, pool.threads());
+  const bool stream = gemm_streams(y, s.y_stride, pairs);
   run_tasks(pool, int64_t(tasks.size()), [&](int64_t i, int) {
     product(out, a.down, tasks[size_t(i)], weights_after(tasks, i, a.down, pool.threads()), s.q_stride ? q : h,
-            s.q_stride ? s.q_stride : s.h_stride, q8_scale_offset(inter), plan.pairs(), y, s.y_stride, plan.pairs());
+            s.q_stride ? s.q_stride : s.h_stride, q8_scale_offset(inter), plan.pairs(), y, s.y_stride, plan.pairs(), stream);
   });
 
   expert_combine({a.tokens, hidden, a.route, y, s.y_stride, a.residual, a.residual_stride, a.out, a.out_stride}, pool,

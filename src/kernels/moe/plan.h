@@ -13,7 +13,7 @@ namespace mi::kernels {
 
 // Of one task: most rows, and most tiles of columns. Its products of gate and up, rows x tiles x 16 floats each, and
 // four tiles of weights are to stay in the L2 cache; more columns prepare rows less often.
-inline constexpr int64_t kExpertRows = 64, kExpertTiles = 24;
+inline constexpr int64_t kExpertRows = 128, kExpertTiles = 24;
 inline constexpr int64_t kTasksPerThread =
     16;  // at least, where there are columns enough: the last one to end is waited for
 
