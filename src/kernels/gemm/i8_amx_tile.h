@@ -22,18 +22,11 @@
 // Cycles named here follow from Intel's figures (Optimization Reference Manual, "Intel AMX": a product takes a cycle
 // for each row of its tile, a load 8); they are not measured.
 
+#include "kernels/amx.h"
 #include "kernels/gemm/epilogue.h"
 #include "kernels/gemm/pack.h"
 
 namespace mi::kernels::MI_ISA {
-
-// What ldtilecfg reads: 64 bytes, all of them (Intel SDM vol. 2, LDTILECFG).
-struct alignas(64) TileConfig {
-  uint8_t palette, start_row, reserved[14];
-  uint16_t row_bytes[16];
-  uint8_t rows[16];
-};
-static_assert(sizeof(TileConfig) == 64);
 
 inline constexpr int kTileRows = 16, kTileBytes = 1024, kTileInts = 256;
 inline constexpr int kMaxRowTiles = int(kMaxRangeRows / kTileRows), kMaxRowBlocks = (kMaxRowTiles + 1) / 2;
