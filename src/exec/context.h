@@ -40,6 +40,7 @@ struct Context {
   Region memory, arena, kv;                           // memory: the weights, where they were read
   std::string weights_place;
   std::vector<kernels::KvCache> caches;              // by layer, into kv
+  kernels::SumOrder attention_order = kernels::SumOrder::kAscending;   // of every step and row: answers must not depend on how many there are
   int64_t kv_page_bytes = 0;
   int64_t max_positions = 0;                         // of a sequence: what rope tables and pages allow
 

@@ -25,6 +25,9 @@ struct LoadOptions {
   int64_t max_tokens_per_step = 512;   // capacity of the arena in token rows; 0: 512 to 2048, as long as the arena is below 256 MB
   int64_t kv_pages = 64;               // pages of 64 tokens, all layers each
   std::string kv_type;                 // "", "f32", "bf16", "int8"; "" = the engine's default
+  // In which order sums over a bfloat16 cache are added (kernels/attention): "pairs", "tiles", "auto": tiles on CPUs with
+  // AMX-BF16, otherwise pairs. A loaded engine's options have what was chosen; "ascending" with any other cache.
+  std::string attention_order = "auto";
   bool verify_checksums = true;
   bool memory_pool = true;             // KV memory stays with the engine once used; false: forget_pages() is called on what is free
   std::string weights = "auto";        // "read" into huge pages, "map" the file, "auto": read when the memory is there

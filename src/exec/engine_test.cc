@@ -194,7 +194,7 @@ TEST(Engine, SameBitsOnEveryIsaAndForFusedAndSingleOps) {
   const std::vector<std::vector<int32_t>> sequences = {random_ids(6, 70), random_ids(7, 20)};
   hw::ThreadPool pool(2);
   const auto all = shapes();
-  for (const char* kv : {"f32", "bf16", "int8"})
+  for (const auto& [kv, order] : {std::pair("f32", "auto"), std::pair("bf16", "pairs"), std::pair("bf16", "tiles"), std::pair("int8", "auto")})
     for (size_t i = 0; i < all.size() / 2; ++i) {
       std::vector<Logits> expected;
       for (const auto& [name, shape] : {all[i], all[i + all.size() / 2]}) {
@@ -202,12 +202,13 @@ TEST(Engine, SameBitsOnEveryIsaAndForFusedAndSingleOps) {
         for (const auto& cpu : builds()) {
           LoadOptions o;
           o.kv_type = kv;
+          o.attention_order = order;
           o.cpu = cpu;
           const auto engine = model.load(pool, o);
           Runner r(*engine, sequences);
           r.run_all(16, true);
           if (expected.empty()) expected = r.logits;
-          expect_same_bits(expected, r.logits, fmt::format("{}, {} cache, {}", name, kv, hw::describe(cpu)));
+          expect_same_bits(expected, r.logits, fmt::format("{}, {} cache, {}, {}", name, kv, order, hw::describe(cpu)));
         }
       }
     }
@@ -410,6 +411,38 @@ TEST(Engine, SaysWhichKernelRunsAnInstructionAndWhy) {
   EXPECT_GT(matrices, 2);
 }
 
+TEST(Engine, TheOrderOfSumsOverABfloat16CacheIsChosenOnce) {
+  const TestModel model(ModelShape{});
+  hw::ThreadPool pool(1);
+  const auto with = [&](const char* kv, const char* order, const hw::CpuFeatures& cpu) {
+    LoadOptions o;
+    o.kv_type = kv;
+    o.attention_order = order;
+    o.cpu = cpu;
+    return model.load(pool, o);
+  };
+  const auto attention = [&](const Engine& e) {
+    for (size_t n = 0; n < model.manifest().program.size(); ++n)
+      if (model.manifest().program[n].op == Op::kAttention) return e.kernel_choice(n);
+    return KernelChoice{};
+  };
+  const hw::CpuFeatures machine = hw::detect_cpu();
+  hw::CpuFeatures plain = machine;
+  plain.amx_bf16 = false;
+  EXPECT_EQ(with("f32", "tiles", machine)->options().attention_order, "ascending");
+  EXPECT_EQ(with("bf16", "auto", plain)->options().attention_order, "pairs");
+  EXPECT_EQ(with("bf16", "auto", machine)->options().attention_order, machine.amx_bf16 ? "tiles" : "pairs");
+  EXPECT_EQ(with("bf16", "pairs", machine)->options().attention_order, "pairs");
+  const auto tiles = with("bf16", "tiles", plain);
+  EXPECT_EQ(tiles->options().attention_order, "tiles");
+  EXPECT_NE(attention(*tiles).why.find("no instruction (amx_bf16)"), std::string::npos) << attention(*tiles).why;
+  if (machine.amx_bf16) {
+    const KernelChoice k = attention(*with("bf16", "auto", machine));
+    EXPECT_EQ(k.kernel, "bf16 cache, amx_bf16");
+    EXPECT_NE(k.why.find("tiles"), std::string::npos) << k.why;
+  }
+}
+
 TEST(Engine, SaysWhereItsMemoryIs) {
   const TestModel model(ModelShape{});
   hw::ThreadPool pool(1);
@@ -453,6 +486,11 @@ TEST(Engine, SaysWhatItLoadedAndRefusesWhatItCannot) {
   ASSERT_FALSE(refused.ok());
   EXPECT_EQ(refused.error().code(), ErrorCode::kUsage);
   EXPECT_NE(refused.error().message().find("f32, bf16 or int8"), std::string::npos);
+  o = {};
+  o.attention_order = "falling";
+  refused = Engine::load(model.dir(), o, pool);
+  ASSERT_FALSE(refused.ok());
+  EXPECT_NE(refused.error().message().find("auto, pairs or tiles"), std::string::npos);
   o = {};
   o.weights = "disk";
   refused = Engine::load(model.dir(), o, pool);

@@ -18,8 +18,21 @@ const char* float_isa(const hw::CpuFeatures& cpu) {
 #endif
 }
 
-bool bf16_dot(const Context& c, const Instr& i) {
-  return i.op == Op::kAttention && kernels::attention_uses_bf16_dot(c.caches[size_t(i.layer)].kind, c.cpu);
+// What multiplies the cache's numbers in the engine's order.
+const char* attention_isa(const Context& c) {
+  if (!kernels::attention_uses_bf16(c.attention_order, c.cpu)) return float_isa(c.cpu);
+  return c.attention_order == kernels::SumOrder::kTiles ? "amx_bf16" : "avx512_bf16";
+}
+
+// Empty: as for any float kernel.
+std::string why_attention(const Context& c) {
+  using kernels::SumOrder;
+  if (c.attention_order == SumOrder::kAscending) return {};
+  const bool tiles = c.attention_order == SumOrder::kTiles;
+  if (kernels::attention_uses_bf16(c.attention_order, c.cpu))
+    return fmt::format("the cache is bfloat16 and this CPU multiplies {} of it", tiles ? "tiles" : "pairs");
+  return fmt::format("sums are added in the order '{}', for which this CPU has no instruction ({})", kernels::sum_order_name(c.attention_order),
+                     tiles ? "amx_bf16" : "avx512_bf16");
 }
 
 std::string kernel_of(const Context& c, const Instr& i) {
@@ -32,7 +45,7 @@ std::string kernel_of(const Context& c, const Instr& i) {
     const std::string one = fmt::format("{}{} {}", kernels::gemm_format_name(f), group, c.gemm[size_t(f)]->name);
     if (text.find(one) == std::string::npos) text += (text.empty() ? "" : ", ") + one;
   }
-  if (i.op == Op::kAttention || i.op == Op::kKvAppend) text = fmt::format("{} cache, {}", c.options.kv_type, bf16_dot(c, i) ? "avx512_bf16" : float_isa(c.cpu));
+  if (i.op == Op::kAttention || i.op == Op::kKvAppend) text = fmt::format("{} cache, {}", c.options.kv_type, i.op == Op::kAttention ? attention_isa(c) : float_isa(c.cpu));
   return text.empty() ? float_isa(c.cpu) : text;
 }
 
@@ -68,7 +81,7 @@ KernelChoice describe_kernel(const Context& c, const Instr& i) {
     const std::string why = why_gemm(c, gemm_format(weight));
     if (choice.why.find(why) == std::string::npos) choice.why += (choice.why.empty() ? "" : "; ") + why;
   }
-  if (bf16_dot(c, i)) choice.why = "the cache is bfloat16 and this CPU multiplies pairs of it";
+  if (i.op == Op::kAttention) choice.why = why_attention(c);
   if (choice.why.empty()) choice.why = why_float(c);
   return choice;
 }

@@ -19,6 +19,17 @@ Result<kernels::KvKind> kv_kind(const std::string& name) {
   return fail(ErrorCode::kUsage, "unknown KV type '{}': use f32, bf16 or int8", name);
 }
 
+Result<kernels::SumOrder> attention_order(const std::string& name, kernels::KvKind kind, const hw::CpuFeatures& cpu) {
+  std::optional<kernels::SumOrder> asked;
+  if (name == "pairs")
+    asked = kernels::SumOrder::kPairs;
+  else if (name == "tiles")
+    asked = kernels::SumOrder::kTiles;
+  else if (name != "auto")
+    return fail(ErrorCode::kUsage, "unknown attention order '{}': use auto, pairs or tiles", name);
+  return kernels::attention_order(kind, asked, cpu);
+}
+
 // Leave this much beside the weights when the memory decides.
 constexpr int64_t kSpare = int64_t(1) << 30;
 
@@ -125,6 +136,8 @@ Result<std::unique_ptr<Context>> load_context(const std::filesystem::path& dir, 
   const artifact::Manifest& m = c->manifest();
   if (c->options.kv_type.empty()) c->options.kv_type = m.default_kv;
   MI_TRY(const kernels::KvKind kind, kv_kind(c->options.kv_type));
+  MI_TRY(c->attention_order, attention_order(o.attention_order, kind, c->cpu));
+  c->options.attention_order = kernels::sum_order_name(c->attention_order);
 
   MI_TRY_VOID(bind_weights(*c));
   for (auto f : {kernels::GemmFormat::kI8, kernels::GemmFormat::kI4, kernels::GemmFormat::kBF16, kernels::GemmFormat::kF32}) c->gemm[size_t(f)] = &kernels::select_gemm(f, c->cpu);

@@ -18,6 +18,7 @@ void run_attention(Context& c, const Instr& i) {
   kernels::AttentionArgs a;
   a.cache = &c.caches[size_t(i.layer)];
   a.step = &c.kv_step;
+  a.order = c.attention_order;
   a.q = c.floats(q);
   a.q_stride = c.stride(q);
   a.sinks = c.vector(i, Role::kSinks);

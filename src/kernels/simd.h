@@ -162,18 +162,17 @@ static inline void v_store_i8(int8_t* p, I16 v) {
 
 // exp(x), relative error below 2e-7 for x in [-87, 88]; below: 0, above: clamped at x = 88. Range reduction by ln 2 in two
 // parts, polynomial of degree 6 (Taylor-like minimax coefficients as in Cephes expf).
-static inline V16 v_exp(V16 x) {
-  const V16 lo = v_set(-87.0f), hi = v_set(88.0f);
+template <bool kBelow>
+static inline V16 exp_of(V16 x) {
+  const V16 lo = v_set(-87.0f), magic = v_set(12582912.0f);
 #if defined(__AVX512F__)
-  // The same numbers in fewer instructions: one rounds, one scales by 2^n, a mask takes the place of a factor 0 or 1.
   const __mmask16 seen = _mm512_cmp_ps_mask((__m512)x, (__m512)lo, _CMP_NLT_UQ);
-  x = v_min(v_max(x, lo), hi);
-  V16 n = (V16)_mm512_roundscale_ps((__m512)(x * v_set(1.44269504088896341f)), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
 #else
   const V16 under = x < lo ? v_zero() : v_set(1.0f);
-  x = v_min(v_max(x, lo), hi);
-  V16 n = v_round(x * v_set(1.44269504088896341f));
 #endif
+  x = v_max(x, lo);
+  if (!kBelow) x = v_min(x, v_set(88.0f));
+  const V16 rounded = x * v_set(1.44269504088896341f) + magic, n = rounded - magic;    // v_round
   V16 r = v_fma(n, v_set(-0.693359375f), x);
   r = v_fma(n, v_set(2.12194440e-4f), r);
   V16 p = v_set(1.9875691500e-4f);
@@ -184,12 +183,16 @@ static inline V16 v_exp(V16 x) {
   p = v_fma(p, r, v_set(5.0000001201e-1f));
   V16 e = v_fma(p, r * r, r) + v_set(1.0f);
 #if defined(__AVX512F__)
-  return (V16)_mm512_maskz_scalef_ps(seen, (__m512)e, (__m512)n);
+  // e * 2^n by adding n, which the low bits of `rounded` hold, to e's exponent: the product is never denormal.
+  return (V16)_mm512_maskz_add_epi32(seen, (__m512i)e, _mm512_slli_epi32((__m512i)rounded, 23));
 #else
   V16 scale = (V16)((v_to_int(n) + 127) << 23);
   return e * scale * under;
 #endif
 }
+static inline V16 v_exp(V16 x) { return exp_of<false>(x); }
+// The same for x that are at most 88, or NaN.
+static inline V16 v_exp_below(V16 x) { return exp_of<true>(x); }
 static inline V16 v_sigmoid(V16 x) { return v_set(1.0f) / (v_set(1.0f) + v_exp(-x)); }
 // tanh, absolute error below 1e-7: an odd polynomial (Cephes tanhf) below 0.625, else 1 - 2 / (exp(2|x|) + 1).
 static inline V16 v_tanh(V16 x) {

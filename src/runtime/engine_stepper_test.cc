@@ -25,6 +25,8 @@ struct World {
   bool memory_pool = true;
   int64_t drafts = 0;
   bool reuse = true;
+  const char* kv_type = "";
+  const char* attention_order = "auto";
 };
 
 std::vector<Request> requests(size_t only = SIZE_MAX) {
@@ -49,6 +51,8 @@ std::vector<Completion> run(const exec::testing::TestModel& model, const World& 
   exec::LoadOptions load;
   load.kv_pages = w.pages;
   load.memory_pool = w.memory_pool;
+  load.kv_type = w.kv_type;
+  load.attention_order = w.attention_order;
   load.max_tokens_per_step = 512;
   auto engine = exec::Engine::load(model.dir(), load, pool);
   MI_CHECK(engine.ok(), "{}", engine.error().message());
@@ -88,6 +92,27 @@ TEST(EngineStepper, TokensAndLogprobBitsAreThoseOfTheRequestAlone) {
           << i << " chunk " << w.chunk << " threads " << w.threads << " pages " << w.pages;
       ASSERT_EQ(got[i].scores.size(), want[i].scores.size());
       for (size_t t = 0; t < got[i].scores.size(); ++t) EXPECT_EQ(got[i].scores[t].logprob, want[i].scores[t].logprob);
+    }
+  }
+}
+
+TEST(EngineStepper, EachOrderOfABfloat16CacheGivesTheBitsOfTheRequestAlone) {
+  const exec::testing::TestModel model(shape());
+  for (const char* order : {"pairs", "tiles"}) {
+    const auto world = [&](World w) {
+      w.kv_type = "bf16";
+      w.attention_order = order;
+      return w;
+    };
+    std::vector<Completion> want;
+    for (size_t i = 0; i < 12; ++i) want.push_back(std::move(run(model, world({}), requests(i))[0]));
+    for (const World& w : {World{.chunk = 7}, World{.threads = 2}, World{.pages = 9, .chunk = 7, .drafts = 3}}) {
+      const std::vector<Completion> got = run(model, world(w), requests());
+      for (size_t i = 0; i < 12; ++i) {
+        EXPECT_EQ(got[i].tokens, want[i].tokens) << order << " " << i << " chunk " << w.chunk;
+        ASSERT_EQ(got[i].scores.size(), want[i].scores.size());
+        for (size_t t = 0; t < got[i].scores.size(); ++t) EXPECT_EQ(got[i].scores[t].logprob, want[i].scores[t].logprob);
+      }
     }
   }
 }

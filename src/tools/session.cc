@@ -27,6 +27,7 @@ Result<Session> open_session(const SessionOptions& o) {
   exec::LoadOptions l;
   l.max_tokens_per_step = o.max_tokens_per_step;
   l.kv_type = o.kv_type;
+  l.attention_order = o.attention_order;
   l.verify_checksums = o.verify_checksums;
   l.weights = o.weights;
   l.memory_pool = o.memory_pool;
@@ -92,8 +93,9 @@ Result<std::shared_ptr<runtime::kv::Store>> Session::open_kv_store(const Path& f
   // tokens. The program is told by its bytes: a version number would have to be thought of at every change.
   MI_TRY(const MappedFile manifest, MappedFile::open(dir / "engine.json"));
   MI_TRY(const MappedFile program, MappedFile::open("/proc/self/exe"));
-  const std::string told = fmt::format("{} {} {} {} {}", xxh3_hex(manifest.bytes()), xxh3_hex(program.bytes()),
-                                       gnu_get_libc_version(), engine->options().kv_type, engine->kv_page_bytes());
+  const std::string told = fmt::format("{} {} {} {} {} {}", xxh3_hex(manifest.bytes()), xxh3_hex(program.bytes()),
+                                       gnu_get_libc_version(), engine->options().kv_type, engine->options().attention_order,
+                                       engine->kv_page_bytes());
   runtime::kv::StoreOptions o;
   o.file = {folder, bytes, engine->kv_page_bytes(), xxh3_hex(std::as_bytes(std::span(told))), {}};
   o.say = std::move(say);

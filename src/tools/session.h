@@ -23,6 +23,7 @@ struct SessionOptions {
   int64_t kv_tokens = 0;    // the KV pool has room for so many; 0: for max_batch_size sequences of max_seq_len, ...
   double kv_fraction = 0.6; // ... but no more than this share of the memory that the weights leave
   std::string kv_type;      // "": the engine's default
+  std::string attention_order = "auto";  // exec::LoadOptions::attention_order
   bool verify_checksums = true;
   std::string weights = "auto";  // exec::LoadOptions::weights
   bool memory_pool = true;       // exec::LoadOptions::memory_pool
@@ -46,7 +47,7 @@ struct Session {
   std::unique_ptr<runtime::EngineLoop> make_loop(runtime::LoopOptions o = {},
                                                  std::shared_ptr<runtime::ExpertLoad> load = nullptr) const;
 
-  // For LoopOptions::kv_store: pages on disk, at most so many bytes. Those of any other engine, KV type or build of
+  // For LoopOptions::kv_store: pages on disk, at most so many bytes. Those of any other engine, KV type, attention order or build of
   // this program are given up: they need not be what this one computes. say: kv::StoreOptions::say.
   Result<std::shared_ptr<runtime::kv::Store>> open_kv_store(const Path& folder, int64_t bytes,
                                                             std::function<void(const std::string&)> say) const;

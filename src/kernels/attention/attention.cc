@@ -19,6 +19,7 @@ using Task = AttentionWorkspace::Task;
 
 constexpr float kNegInf = -std::numeric_limits<float>::infinity();
 constexpr int64_t kTaskRows = 64;                       // (token, head) rows that share a pass over the keys
+constexpr int64_t kTileRows = 16;                       // of a tile of AMX, at most
 constexpr int64_t kMaxPartialFloats = int64_t(16) << 20;
 constexpr int64_t kSplitBlocks = kSplitTokens / kBlock;
 
@@ -49,11 +50,33 @@ class FlushDenormals {
   const unsigned before_;
 };
 
+// Tiles of this height are configured meanwhile, if any: once a task, as it costs some hundred cycles.
+class Tiles {
+ public:
+  explicit Tiles(int64_t height) : on_(height > 0) {
+#if !defined(MI_SCALAR_ONLY)
+    if (on_) amx::attn_begin(height);
+#endif
+  }
+  ~Tiles() {
+#if !defined(MI_SCALAR_ONLY)
+    if (on_) amx::attn_end();
+#endif
+  }
+  Tiles(const Tiles&) = delete;
+
+ private:
+  const bool on_;
+};
+
 class Call {
  public:
   Call(const AttentionParams& p, const AttentionArgs& a, AttentionWorkspace& ws, const hw::CpuFeatures& cpu)
       : p_(p), a_(a), cache_(*a.cache), ws_(ws), cpu_(cpu), group_(p.heads / p.kv_heads), v_pad_(a.cache->v_pad()),
-        pairs_(a.cache->kind == KvKind::kBF16), bf16_dot_(attention_uses_bf16_dot(a.cache->kind, cpu)) {}
+        rounds_(a.order != SumOrder::kAscending), bf16_(attention_uses_bf16(a.order, cpu)), amx_(bf16_ && a.order == SumOrder::kTiles),
+        q_cols_(amx_ ? (a.cache->k_rows() + 31) / 32 * 32 : a.cache->k_rows()) {
+    MI_CHECK(rounds_ == (cache_.kind == KvKind::kBF16), "this cache is not added in this order");
+  }
 
   void run(hw::ThreadPool& pool) {
     plan(pool.threads());
@@ -65,17 +88,18 @@ class Call {
   // Memory of one task on its thread.
   struct Scratch {
     float *q, *keys, *values, *acc, *part, *sinks;
-    uint16_t* q_bf16;
+    uint16_t *q_bf16, *tiles;
     uint64_t* masks;
     float** out_rows;
     SelectionCursor* cursors;
   };
   Scratch scratch(int64_t tokens) const {
-    const int64_t rows = tokens * group_;
+    const int64_t rows = padded_rows(tokens);
     Scratch s{};
     carve_scratch([&](ScratchCarver& c) {
-      if (bf16_dot_) {
-        s.q_bf16 = c.take<uint16_t>(rows * cache_.k_rows());
+      if (bf16_) {
+        s.q_bf16 = c.take<uint16_t>(rows * q_cols_);
+        if (amx_) s.tiles = c.take<uint16_t>(tile_scratch_bytes() / 2);
       } else {
         s.q = c.take<float>(rows * cache_.k_rows());
         s.keys = c.take<float>(kBlock * cache_.k_rows());
@@ -91,6 +115,22 @@ class Call {
     return s;
   }
 
+  int64_t tile_scratch_bytes() const {
+#if defined(MI_SCALAR_ONLY)
+    return 0;
+#else
+    return amx::attn_scratch_bytes(v_pad_);
+#endif
+  }
+  // Rows of the state: tiles of rows are of one height and full, with rows that see nothing.
+  int64_t padded_rows(int64_t tokens) const {
+    const int64_t rows = tokens * group_;
+    return amx_ ? (rows + tile_height(rows) - 1) / tile_height(rows) * tile_height(rows) : rows;
+  }
+  static int64_t tile_height(int64_t rows) {
+    const int64_t tiles = (rows + kTileRows - 1) / kTileRows;
+    return (rows + tiles - 1) / tiles;
+  }
   int64_t state_floats(int64_t rows) const { return (rows * (v_pad_ + 2) + 15) / 16 * 16; }
   SoftmaxState state(float* at, int64_t rows) const { return {at + rows * v_pad_, at + rows * (v_pad_ + 1), at}; }
   void reset(const SoftmaxState& s, int64_t rows) const {
@@ -122,7 +162,7 @@ class Call {
         t.tokens = int32_t(end - token);
         t.split_begin = int32_t(first_seen(c.start + token, p_.window) / kSplitTokens);
         t.split_end = int32_t((c.start + end - 1) / kSplitTokens + 1);
-        const int64_t splits = t.split_end - t.split_begin, need = p_.kv_heads * splits * state_floats(t.tokens * group_);
+        const int64_t splits = t.split_end - t.split_begin, need = p_.kv_heads * splits * state_floats(padded_rows(t.tokens));
         const bool cut_this = cut && splits > 1 && partials + need <= kMaxPartialFloats;
         for (t.kv_head = 0; t.kv_head < p_.kv_heads; ++t.kv_head) {
           if (!cut_this) {
@@ -137,7 +177,7 @@ class Call {
             part.split_end = split + 1;
             part.partial = partials;
             ws_.tasks.push_back(part);
-            partials += state_floats(t.tokens * group_);
+            partials += state_floats(padded_rows(t.tokens));
           }
         }
       }
@@ -146,21 +186,27 @@ class Call {
   }
 
   void compute(const Task& t) const {
-    const FlushDenormals flush(pairs_);
+    const FlushDenormals flush(rounds_);
+    const Tiles tiles(amx_ ? tile_height(t.tokens * group_) : 0);
     const KvChunk& c = chunk(t);
     const Scratch s = scratch(t.tokens);
-    const int64_t rows = t.tokens * group_, head = t.kv_head * group_;
+    const int64_t rows = padded_rows(t.tokens), head = t.kv_head * group_;
     for (int64_t i = 0; i < t.tokens; ++i) {
       const int64_t row = c.row + t.token + i;
       const float* q = row_at(a_.q, a_.q_stride, row) + head * p_.k_dim;
-      if (pairs_)
+      if (rounds_)
         for (int64_t h = 0; h < group_; ++h) {
-          const int64_t at = (i * group_ + h) * cache_.k_rows();
+          const int64_t at = (i * group_ + h) * q_cols_;
           MI_PICK(attn_round_row, cpu_)(q + h * p_.k_dim, p_.k_dim, cache_.k_rows(), s.q ? s.q + at : nullptr, s.q_bf16 ? s.q_bf16 + at : nullptr);
+          if (amx_) std::fill_n(s.q_bf16 + at + cache_.k_rows(), q_cols_ - cache_.k_rows(), uint16_t(0));
         }
       else
         std::copy_n(q, group_ * p_.k_dim, s.q + i * group_ * p_.k_dim);
       if (a_.selection) s.cursors[i] = {row_at(a_.selection, a_.selection_stride, row) + t.kv_head * a_.topk, a_.topk};
+    }
+    for (int64_t r = t.tokens * group_; r < rows; ++r) {
+      s.masks[r] = 0;
+      std::fill_n(s.q_bf16 + r * q_cols_, q_cols_, uint16_t(0));
     }
     if (t.partial >= 0) return run_split(t, s, t.split_begin, state(ws_.partials.data() + t.partial, rows));
     const SoftmaxState acc = state(s.acc, rows), part = state(s.part, rows);
@@ -173,9 +219,9 @@ class Call {
   }
 
   void merge(const Task& t) const {
-    const FlushDenormals flush(pairs_);
+    const FlushDenormals flush(rounds_);
     const Scratch s = scratch(t.tokens);
-    const int64_t rows = t.tokens * group_;
+    const int64_t rows = padded_rows(t.tokens);
     float* at = ws_.partials.data() + t.partial;
     const SoftmaxState acc = state(at, rows);
     for (int64_t split = t.split_begin + 1; split < t.split_end; ++split) {
@@ -188,7 +234,7 @@ class Call {
   void run_split(const Task& t, const Scratch& s, int64_t split, const SoftmaxState& out) const {
     const KvChunk& c = chunk(t);
     const int64_t first = c.start + t.token, last = first + t.tokens - 1;
-    reset(out, t.tokens * group_);
+    reset(out, padded_rows(t.tokens));
     const int64_t begin = std::max(split * kSplitBlocks, first_seen(first, p_.window) / kBlock);
     const int64_t end = std::min((split + 1) * kSplitBlocks, last / kBlock + 1);
     for (int64_t b = begin; b < end; ++b) {
@@ -202,20 +248,27 @@ class Call {
       if (any == 0) continue;
       const int64_t n = (kBlock - __builtin_clzll(any) + 15) / 16 * 16;
       BlockArgs args{};
-      args.rows = t.tokens * group_;
+      args.rows = padded_rows(t.tokens);
       args.dim = cache_.k_rows();
-      args.pairs = pairs_;
+      args.order = a_.order;
       args.v_pad = v_pad_;
       args.masks = s.masks;
       args.scale = p_.scale;
       args.softcap = p_.softcap;
       args.state = out;
 #if !defined(MI_SCALAR_ONLY)
-      if (bf16_dot_) {
+      if (bf16_) {
         args.q_bf16 = s.q_bf16;
         args.keys_bf16 = reinterpret_cast<const uint16_t*>(cache_.keys(c.pages[b], t.kv_head));
         args.values_bf16 = reinterpret_cast<const uint16_t*>(cache_.values(c.pages[b], t.kv_head));
-        avx512bf16::attn_block(args);
+        if (amx_) {
+          args.height = tile_height(t.tokens * group_);
+          args.filled = std::min(c.start + c.rows - b * kBlock, kBlock);
+          args.scratch = s.tiles;
+          amx::attn_block(args);
+        } else {
+          avx512bf16::attn_block(args);
+        }
         continue;
       }
 #endif
@@ -246,21 +299,38 @@ class Call {
   const hw::CpuFeatures& cpu_;
   const int64_t group_;      // heads per KV head
   const int64_t v_pad_;
-  const bool pairs_;         // the cache is bfloat16: attention.h
-  const bool bf16_dot_;
+  const bool rounds_;        // the cache is bfloat16: attention.h
+  const bool bf16_;          // bfloat16 is multiplied as it is
+  const bool amx_;
+  const int64_t q_cols_;
 };
 
 }  // namespace
 
-bool attention_uses_bf16_dot(KvKind kind, const hw::CpuFeatures& cpu) {
+bool attention_uses_bf16(SumOrder order, const hw::CpuFeatures& cpu) {
 #if defined(MI_SCALAR_ONLY)
-  static_cast<void>(kind), static_cast<void>(cpu);
+  static_cast<void>(order), static_cast<void>(cpu);
   return false;
 #else
-  if (kind != KvKind::kBF16 || !cpu.avx512 || !cpu.avx512_bf16) return false;
-  static const bool as_promised = avx512bf16::dot_is_two_fma();
+  if (order == SumOrder::kAscending || !cpu.avx512 || !cpu.avx512_bf16) return false;
+  if (order == SumOrder::kPairs) {
+    static const bool as_promised = avx512bf16::dot_is_two_fma();
+    return as_promised;
+  }
+  if (!cpu.amx_bf16) return false;
+  static const bool as_promised = amx::dot_is_two_chains();
   return as_promised;
 #endif
+}
+
+const char* sum_order_name(SumOrder order) {
+  return order == SumOrder::kAscending ? "ascending" : order == SumOrder::kPairs ? "pairs" : "tiles";
+}
+
+SumOrder attention_order(KvKind kind, std::optional<SumOrder> asked, const hw::CpuFeatures& cpu) {
+  if (kind != KvKind::kBF16) return SumOrder::kAscending;
+  if (asked) return *asked;
+  return attention_uses_bf16(SumOrder::kTiles, cpu) ? SumOrder::kTiles : SumOrder::kPairs;
 }
 
 void attention_run(const AttentionParams& p, const AttentionArgs& a, AttentionWorkspace& ws, hw::ThreadPool& pool,

@@ -9,17 +9,21 @@
 //   blocks are folded into splits of kSplitTokens positions (absolute multiples), splits into the result, ascending:
 //     M' = max(M, m): L = L exp(M - M') + l exp(m - M'), O likewise
 //   sink: the denominator gains exp(sink - M'); result O / L
-// With a bfloat16 cache both products are what AVX-512 BF16 computes, so that this instruction can be used where it exists:
-//   q is rounded to bfloat16, and so is p_j in o (not in l); an fma chain takes d, and positions, in the order 1 0 3 2 5 4 ..;
-//   denormal operands and results count as zeros
+// With a bfloat16 cache q is rounded to bfloat16, and so is p_j in o (not in l); both products are added in one of two other
+// orders (SumOrder, block.h), which AVX-512 BF16 and AMX have instructions for:
+//   kPairs    the fma chain takes d, and positions, in the order 1 0 3 2 5 4 ..
+//   kTiles    s and o gain one sum for each 32 of d, and of the block's positions
 // Masked positions (after the row, outside the window, in blocks not selected) have p = 0 and change no bit. So the result
-// depends on neither the batch, chunking, threads nor ISA, although long contexts are computed by several threads.
+// depends on neither the batch, chunking, threads nor, within an order, the ISA, although long contexts are computed by
+// several threads.
 
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "hw/cpu.h"
 #include "hw/thread_pool.h"
+#include "kernels/attention/block.h"
 #include "kernels/attention/kv_cache.h"
 #include "tensor/op.h"
 
@@ -56,6 +60,7 @@ void index_append_run(const KvCache& cache, const KvStep& step, const float* x, 
 struct AttentionArgs {
   const KvCache* cache = nullptr;
   const KvStep* step = nullptr;
+  SumOrder order = SumOrder::kAscending;   // kPairs or kTiles with a bfloat16 cache
   const float* q = nullptr;            // [rows, heads * k_dim]
   int64_t q_stride = 0;
   const float* sinks = nullptr;        // [heads], or none
@@ -67,8 +72,12 @@ struct AttentionArgs {
 void attention_run(const AttentionParams& p, const AttentionArgs& a, AttentionWorkspace& ws, hw::ThreadPool& pool,
                    const hw::CpuFeatures& cpu = hw::cpu());
 
-// Whether attention over such a cache multiplies with AVX-512 BF16; the bits are the same.
-bool attention_uses_bf16_dot(KvKind kind, const hw::CpuFeatures& cpu);
+const char* sum_order_name(SumOrder order);   // "ascending", "pairs", "tiles"
+// The order for such a cache: with bfloat16 what was asked for, or kTiles where AMX computes it and kPairs elsewhere.
+SumOrder attention_order(KvKind kind, std::optional<SumOrder> asked, const hw::CpuFeatures& cpu);
+// Whether this CPU has an instruction that multiplies bfloat16 in this order (kPairs: avx512_bf16, kTiles: amx_bf16); without
+// it the bits are the same.
+bool attention_uses_bf16(SumOrder order, const hw::CpuFeatures& cpu);
 
 // tensor/op.h, IndexSelectParams. A NaN score counts as -inf.
 struct IndexSelectArgs {

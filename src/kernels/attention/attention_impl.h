@@ -13,6 +13,7 @@ static inline N n_set(float f) { return _mm512_set1_ps(f); }
 static inline N n_load(const float* p) { return _mm512_loadu_ps(p); }
 static inline void n_store(float* p, N v) { _mm512_storeu_ps(p, v); }
 static inline N n_mul(N a, N b) { return _mm512_mul_ps(a, b); }
+static inline N n_add(N a, N b) { return _mm512_add_ps(a, b); }
 static inline N n_fma(N a, N b, N c) { return _mm512_fmadd_ps(a, b, c); }
 #elif defined(__AVX2__)
 typedef __m256 N;
@@ -21,6 +22,7 @@ static inline N n_set(float f) { return _mm256_set1_ps(f); }
 static inline N n_load(const float* p) { return _mm256_loadu_ps(p); }
 static inline void n_store(float* p, N v) { _mm256_storeu_ps(p, v); }
 static inline N n_mul(N a, N b) { return _mm256_mul_ps(a, b); }
+static inline N n_add(N a, N b) { return _mm256_add_ps(a, b); }
 static inline N n_fma(N a, N b, N c) { return _mm256_fmadd_ps(a, b, c); }
 #else
 typedef float N;
@@ -29,9 +31,9 @@ static inline N n_set(float f) { return f; }
 static inline N n_load(const float* p) { return *p; }
 static inline void n_store(float* p, N v) { *p = v; }
 static inline N n_mul(N a, N b) { return a * b; }
+static inline N n_add(N a, N b) { return a + b; }
 static inline N n_fma(N a, N b, N c) { return s_fma(a, b, c); }
 #endif
-enum { kTileLanes = kLanes * kTileVectors };
 
 static inline V16 load_i8(const int8_t* p) {
   V16 r;
@@ -93,36 +95,68 @@ void attn_widen_values(const StoredBlock& b, int64_t v_pad, int64_t n, float* ou
   }
 }
 
-// The order of a chain of sums: ascending, or pair by pair, the second of each first.
-template <bool kPairs>
+// The place of a chain's i-th term: ascending, or pair by pair, the second of each first.
+template <SumOrder kOrder>
 static inline int64_t chain(int64_t i) {
-  return kPairs ? i ^ 1 : i;
+  return kOrder == SumOrder::kPairs ? i ^ 1 : i;
+}
+enum { kGroup = 32 };  // of kTiles
+
+// acc[r][c] += x[r] . y[c] over [begin, end), in the order; term(i, y) loads C vectors y of the i-th term, x(r, i) its other factor.
+template <SumOrder kOrder, int R, int C, typename X, typename Y>
+static inline void add_products(N (&acc)[R][C], int64_t begin, int64_t end, X x, Y load) {
+  const auto add = [&](N(&sum)[R][C], int64_t i) {
+    N y[C];
+    load(i, y);
+    for (int r = 0; r < R; ++r) {
+      const N w = n_set(x(r, i));
+      for (int c = 0; c < C; ++c) sum[r][c] = n_fma(w, y[c], sum[r][c]);
+    }
+  };
+  if constexpr (kOrder != SumOrder::kTiles) {
+    for (int64_t i = begin; i < end; ++i) add(acc, chain<kOrder>(i));
+  } else {
+    for (int64_t i = begin; i < end;) {
+      const int64_t group = i / kGroup * kGroup + kGroup, stop = group < end ? group : end;
+      N even[R][C], odd[R][C];
+      for (int r = 0; r < R; ++r)
+        for (int c = 0; c < C; ++c) even[r][c] = odd[r][c] = n_set(0);
+      for (; i < stop; i += 2) {
+        add(even, i);
+        add(odd, i + 1);
+      }
+      for (int r = 0; r < R; ++r)
+        for (int c = 0; c < C; ++c) acc[r][c] = n_add(acc[r][c], n_add(even[r][c], odd[r][c]));
+    }
+  }
 }
 
 // s[r][j] = q[r] . k[j] for C vectors of positions.
-template <bool kPairs, int R, int C>
+template <SumOrder kOrder, int R, int C>
 static inline void scores_tile(const float* q, int64_t dim, const float* keys, float* s) {
   N acc[R][C];
   for (int r = 0; r < R; ++r)
     for (int c = 0; c < C; ++c) acc[r][c] = n_set(0);
-  for (int64_t i = 0; i < dim; ++i) {
-    const int64_t d = chain<kPairs>(i);
-    N k[C];
-    for (int c = 0; c < C; ++c) k[c] = n_load(keys + d * kBlock + kLanes * c);
-    for (int r = 0; r < R; ++r) {
-      const N x = n_set(q[r * dim + d]);
-      for (int c = 0; c < C; ++c) acc[r][c] = n_fma(x, k[c], acc[r][c]);
-    }
-  }
+  add_products<kOrder, R, C>(
+      acc, 0, dim, [&](int r, int64_t d) { return q[r * dim + d]; },
+      [&](int64_t d, N* k) {
+        for (int c = 0; c < C; ++c) k[c] = n_load(keys + d * kBlock + kLanes * c);
+      });
   for (int r = 0; r < R; ++r)
     for (int c = 0; c < C; ++c) n_store(s + r * kBlock + kLanes * c, acc[r][c]);
 }
+// kTiles has three sums for one.
+template <SumOrder kOrder>
+constexpr int tile_vectors() {
+  return kOrder == SumOrder::kTiles && kLanes > 1 ? kTileVectors / 2 : kTileVectors;
+}
 // The same for the first n positions, a multiple of 16.
-template <bool kPairs, int R>
+template <SumOrder kOrder, int R>
 static inline void scores(const float* q, int64_t dim, const float* keys, int64_t n, float* s) {
+  constexpr int kVectors = tile_vectors<kOrder>();
   int64_t j = 0;
-  for (; j + kTileLanes <= n; j += kTileLanes) scores_tile<kPairs, R, kTileVectors>(q, dim, keys + j, s + j);
-  for (; j < n; j += kLanes) scores_tile<kPairs, R, 1>(q, dim, keys + j, s + j);
+  for (; j + kLanes * kVectors <= n; j += kLanes * kVectors) scores_tile<kOrder, R, kVectors>(q, dim, keys + j, s + j);
+  for (; j < n; j += kLanes) scores_tile<kOrder, R, 1>(q, dim, keys + j, s + j);
 }
 
 // Numbers in [0, 1] to bfloat16 and back.
@@ -132,32 +166,29 @@ static inline V16 round_weights(V16 p) {
 }
 
 // o = o * factor + sum over positions of p * v, for C vectors of columns.
-template <bool kPairs, int R, int C>
+template <SumOrder kOrder, int R, int C>
 static inline void weigh_tile(const float* p, const float* factor, const float* values, int64_t v_pad, int64_t begin, int64_t end, float* o) {
   N acc[R][C];
   for (int r = 0; r < R; ++r)
     for (int c = 0; c < C; ++c) acc[r][c] = n_mul(n_load(o + r * v_pad + kLanes * c), n_set(factor[r]));
-  for (int64_t i = begin; i < end; ++i) {
-    const int64_t j = chain<kPairs>(i);
-    N v[C];
-    for (int c = 0; c < C; ++c) v[c] = n_load(values + j * v_pad + kLanes * c);
-    for (int r = 0; r < R; ++r) {
-      const N w = n_set(p[r * kBlock + j]);
-      for (int c = 0; c < C; ++c) acc[r][c] = n_fma(w, v[c], acc[r][c]);
-    }
-  }
+  add_products<kOrder, R, C>(
+      acc, begin, end, [&](int r, int64_t j) { return p[r * kBlock + j]; },
+      [&](int64_t j, N* v) {
+        for (int c = 0; c < C; ++c) v[c] = n_load(values + j * v_pad + kLanes * c);
+      });
   for (int r = 0; r < R; ++r)
     for (int c = 0; c < C; ++c) n_store(o + r * v_pad + kLanes * c, acc[r][c]);
 }
 
-template <bool kPairs, int R>
+template <SumOrder kOrder, int R>
 static inline void block_tile(const BlockArgs& a, int64_t row) {
+  constexpr int kVectors = tile_vectors<kOrder>();
   Span span = span_of<R>(a.masks + row);
   if (span.n == 0) return;
   float s[R * kBlock], factor[16];
-  scores<kPairs, R>(a.q + row * a.dim, a.dim, a.keys, span.n, s);
+  scores<kOrder, R>(a.q + row * a.dim, a.dim, a.keys, span.n, s);
   softmax_tile<R>(a, row, span.n, s, factor);
-  if (kPairs) {
+  if (kOrder != SumOrder::kAscending) {
     for (int r = 0; r < R; ++r)
       for (int64_t j = 0; j < span.n; j += 16) v_store(s + r * kBlock + j, round_weights(v_load(s + r * kBlock + j)));
     span.begin = span.begin / 2 * 2;
@@ -165,23 +196,24 @@ static inline void block_tile(const BlockArgs& a, int64_t row) {
   }
   float* o = a.state.o + row * a.v_pad;
   int64_t c = 0;
-  for (; c + kTileLanes <= a.v_pad; c += kTileLanes)
-    weigh_tile<kPairs, R, kTileVectors>(s, factor, a.values + c, a.v_pad, span.begin, span.end, o + c);
-  for (; c < a.v_pad; c += kLanes) weigh_tile<kPairs, R, 1>(s, factor, a.values + c, a.v_pad, span.begin, span.end, o + c);
+  for (; c + kLanes * kVectors <= a.v_pad; c += kLanes * kVectors)
+    weigh_tile<kOrder, R, kVectors>(s, factor, a.values + c, a.v_pad, span.begin, span.end, o + c);
+  for (; c < a.v_pad; c += kLanes) weigh_tile<kOrder, R, 1>(s, factor, a.values + c, a.v_pad, span.begin, span.end, o + c);
 }
 
-template <bool kPairs>
+template <SumOrder kOrder>
 static inline void block_rows(const BlockArgs& a) {
   int64_t row = 0;
-  for (; row + kTileRows <= a.rows; row += kTileRows) block_tile<kPairs, kTileRows>(a, row);
-  for (; row < a.rows; ++row) block_tile<kPairs, 1>(a, row);
+  for (; row + kTileRows <= a.rows; row += kTileRows) block_tile<kOrder, kTileRows>(a, row);
+  for (; row < a.rows; ++row) block_tile<kOrder, 1>(a, row);
 }
 
 void attn_block(const BlockArgs& a) {
-  if (a.pairs)
-    block_rows<true>(a);
-  else
-    block_rows<false>(a);
+  switch (a.order) {
+    case SumOrder::kAscending: return block_rows<SumOrder::kAscending>(a);
+    case SumOrder::kPairs: return block_rows<SumOrder::kPairs>(a);
+    case SumOrder::kTiles: return block_rows<SumOrder::kTiles>(a);
+  }
 }
 
 static inline void store_low_halves(uint16_t* p, I16 v) {
@@ -250,7 +282,7 @@ static inline void index_tile(const float* q, int64_t dim, const float* keys, co
   if (any == 0) return;
   const int64_t end = 64 - __builtin_clzll(any);
   float s[R * kBlock];
-  scores<false, R>(q, dim, keys, (end + 15) / 16 * 16, s);
+  scores<SumOrder::kAscending, R>(q, dim, keys, (end + 15) / 16 * 16, s);
   for (int r = 0; r < R; ++r) {
     float* b = best + r * stride;
     for (int64_t j = 0; j < end;) {

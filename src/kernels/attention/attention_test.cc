@@ -10,10 +10,26 @@
 namespace mi::kernels {
 namespace {
 
+// float_builds(), and the one that multiplies tiles.
+std::vector<hw::CpuFeatures> builds() {
+  std::vector<hw::CpuFeatures> all = float_builds();
+  if (hw::detect_cpu().amx_bf16) {
+    all.push_back(all.back());
+    all.back().amx_bf16 = true;
+  }
+  return all;
+}
+
+std::vector<SumOrder> orders(KvKind kind) {
+  if (kind == KvKind::kBF16) return {SumOrder::kPairs, SumOrder::kTiles};
+  return {SumOrder::kAscending};
+}
+
 // A layer's cache and one or more sequences in it, with all keys, values and queries known.
 struct World {
   AttentionParams p;
   KvCache cache;
+  SumOrder order;
   std::vector<std::byte> memory;
   struct Sequence {
     Matrix q, k, v;
@@ -24,7 +40,7 @@ struct World {
   int64_t topk = 0;
   std::vector<std::vector<int32_t>> selection;   // per sequence [tokens, kv_heads * topk]
 
-  World(const AttentionParams& params, KvKind kind, const std::vector<int64_t>& lengths) : p(params) {
+  World(const AttentionParams& params, KvKind kind, const std::vector<int64_t>& lengths) : p(params), order(orders(kind)[0]) {
     cache.kind = kind;
     cache.kv_heads = p.kv_heads;
     cache.k_dim = p.k_dim;
@@ -68,6 +84,7 @@ struct World {
     AttentionArgs a;
     a.cache = &cache;
     a.step = &s;
+    a.order = order;
     a.q = q.v.data();
     a.q_stride = q.stride();
     a.sinks = sinks.empty() ? nullptr : sinks.data();
@@ -213,30 +230,99 @@ std::vector<World> worlds() {
   return all;
 }
 
+// Every world in every order of its cache.
+template <typename F>
+void for_worlds(F&& f) {
+  for (World& w : worlds())
+    for (SumOrder order : orders(w.cache.kind)) {
+      w.order = order;
+      f(w);
+    }
+}
+
 TEST(Attention, WithinTheRoundingOfTheExactResult) {
-  for (World& w : worlds()) {
+  for_worlds([](World& w) {
     const auto out = w.run(0, true, 1, hw::detect_cpu());
     for (size_t s = 0; s < out.size(); ++s)
       for (int64_t t = 0; t < out[s].rows; ++t) {
         for (int64_t h = 0; h < w.p.heads; ++h) w.check_row(s, t, h, out[s].row(t) + h * w.p.v_dim);
         ASSERT_EQ(out[s].row(t)[out[s].cols], kGap);
       }
-  }
+  });
 }
 
 TEST(Attention, SameBitsForEveryChunkingBatchThreadCountAndBuild) {
-  for (World& w : worlds()) {
+  for_worlds([](World& w) {
     const auto expected = w.run(0, true, 1, {});
-    for (const auto& cpu : float_builds())
+    for (const auto& cpu : builds())
       for (int threads : {1, 3})
         for (int64_t chunk : {0, 1, 7, 64})
           for (bool together : {true, false}) {
             if (!cpu.avx2 && (chunk == 1 || threads == 1)) continue;     // the slow build: fewer combinations
             const auto out = w.run(chunk, together, threads, cpu);
             for (size_t s = 0; s < out.size(); ++s)
-              expect_same_bits(expected[s], out[s], fmt::format("{} threads {} chunk {} together {}", hw::describe(cpu), threads, chunk, together));
+              expect_same_bits(expected[s], out[s], fmt::format("order {} {} threads {} chunk {} together {}", int(w.order), hw::describe(cpu), threads, chunk, together));
           }
-  }
+  });
+}
+
+TEST(Attention, TilesGiveTheBitsOfFusedMultiplyAdds) {
+  hw::CpuFeatures amx = builds().back(), plain = amx;
+  if (!attention_uses_bf16(SumOrder::kTiles, amx)) GTEST_SKIP() << "this machine multiplies no tiles of bfloat16";
+  plain.amx_bf16 = false;
+  struct Shape { int64_t heads, kv_heads, k_dim, v_dim; };
+  int variant = 0;
+  for (const Shape& x : {Shape{1, 1, 64, 64}, Shape{16, 2, 128, 128}, Shape{7, 1, 80, 80}, Shape{24, 1, 96, 96}, Shape{3, 1, 192, 128}, Shape{20, 2, 256, 256},
+                         Shape{65, 1, 34, 48}, Shape{130, 1, 66, 33}, Shape{5, 5, 7, 9}, Shape{33, 1, 128, 144}, Shape{64, 4, 31, 16}})
+    for (int64_t rows : {1, 2, 3, 15, 16, 17, 31, 40, 64, 67}) {
+      AttentionParams p = params(x.heads, x.kv_heads, x.k_dim, x.v_dim);
+      if (++variant % 3 == 1) p.window = 1 + 19 * (variant % 7);
+      if (variant % 4 == 1) p.softcap = 3;
+      World w(p, KvKind::kBF16, {rows + 29 * (variant % 6)});
+      w.order = SumOrder::kTiles;
+      World::Sequence& s = w.sequences[0];
+      if (variant % 5 == 1)
+        for (int64_t h = 0; h < x.heads; ++h) w.sinks.push_back(float(h % 3) - 1);
+      if (variant % 4 == 2) {     // blocks of 24, some of them
+        w.p.select_block = 24;
+        w.topk = 3;
+        w.selection.emplace_back();
+        for (int64_t t = 0; t < s.q.rows; ++t)
+          for (int64_t g = 0; g < x.kv_heads; ++g)
+            for (int64_t k = 0; k < 3; ++k) w.selection[0].push_back(k == 0 && t % 5 == 3 ? int32_t(t / 24) : k < 2 && t % 5 != 3 ? int32_t((t / 24 + k) / 2) : -1);
+        for (size_t i = 0; i + 1 < w.selection[0].size(); i += 3)
+          if (w.selection[0][i] == w.selection[0][i + 1]) w.selection[0][i + 1] = -1;
+      }
+      std::fill(w.memory.begin(), w.memory.end(), std::byte{0xff});
+      std::vector<Matrix> a = {Matrix(s.q.rows, p.heads * p.v_dim)}, b = a;
+      hw::ThreadPool pool(1);
+      AttentionWorkspace ws;
+      for (int64_t at = 0; at < s.q.rows; at += rows) w.step({{0, at, std::min(rows, s.q.rows - at)}}, a, ws, pool, plain);
+      std::fill(w.memory.begin(), w.memory.end(), std::byte{0xff});
+      for (int64_t at = 0; at < s.q.rows; at += rows) w.step({{0, at, std::min(rows, s.q.rows - at)}}, b, ws, pool, amx);
+      expect_same_bits(a[0], b[0], fmt::format("{} heads over {}, {} and {} dimensions, {} of {} rows, window {}, softcap {}", x.heads, x.kv_heads, x.k_dim,
+                                               x.v_dim, rows, s.q.rows, p.window, p.softcap));
+      if (HasFailure()) return;
+      for (float f : a[0].v) ASSERT_FALSE(std::isnan(f));
+    }
+}
+
+TEST(Attention, TilesAddInAnOrderOfTheirOwn) {
+  World w(params(8, 2, 128, 128), KvKind::kBF16, {130});
+  const auto pairs = w.run(0, true, 1, hw::detect_cpu());
+  w.order = SumOrder::kTiles;
+  const auto tiles = w.run(0, true, 1, hw::detect_cpu());
+  EXPECT_NE(std::memcmp(pairs[0].row(0), tiles[0].row(0), pairs[0].v.size() * 4), 0);
+}
+
+TEST(Attention, TheOrderIsOneForTheCacheAndTheCpu) {
+  const hw::CpuFeatures all = builds().back();
+  EXPECT_EQ(attention_order(KvKind::kF32, {}, all), SumOrder::kAscending);
+  EXPECT_EQ(attention_order(KvKind::kI8, SumOrder::kTiles, all), SumOrder::kAscending);
+  EXPECT_EQ(attention_order(KvKind::kBF16, {}, {}), SumOrder::kPairs);
+  EXPECT_EQ(attention_order(KvKind::kBF16, SumOrder::kTiles, {}), SumOrder::kTiles);
+  EXPECT_EQ(attention_order(KvKind::kBF16, SumOrder::kPairs, all), SumOrder::kPairs);
+  EXPECT_EQ(attention_order(KvKind::kBF16, {}, all), all.amx_bf16 ? SumOrder::kTiles : SumOrder::kPairs);
 }
 
 TEST(Attention, LongContextsAreSplitOverThreadsWithoutAnotherBit) {
@@ -264,14 +350,17 @@ TEST(Attention, LongContextsAreSplitOverThreadsWithoutAnotherBit) {
 
 TEST(Attention, WhatAnotherSequenceLeftInAPageHasNoInfluence) {
   for (KvKind kind : {KvKind::kF32, KvKind::kBF16})
-    for (const auto& cpu : float_builds()) {
-      World w(params(4, 2, 16, 16), kind, {71});
-      const auto expected = w.run(0, true, 1, cpu);
-      for (int64_t chunk : {0, 7, 1}) {
-        std::fill(w.memory.begin(), w.memory.end(), std::byte{0xff});     // NaN, in both widths
-        expect_same_bits(expected[0], w.run(chunk, true, 1, cpu)[0], fmt::format("pages full of NaN before the append, chunk {}", chunk));
+    for (SumOrder order : orders(kind))
+      for (const auto& cpu : builds()) {
+        World w(params(4, 2, 16, 16), kind, {71});
+        w.order = order;
+        const auto expected = w.run(0, true, 1, cpu);
+        for (float f : expected[0].v) ASSERT_TRUE(std::isfinite(f));
+        for (int64_t chunk : {0, 7, 1}) {
+          std::fill(w.memory.begin(), w.memory.end(), std::byte{0xff});     // NaN, in both widths
+          expect_same_bits(expected[0], w.run(chunk, true, 1, cpu)[0], fmt::format("pages full of NaN before the append, chunk {}", chunk));
+        }
       }
-    }
 }
 
 TEST(Attention, DenormalsOfABfloat16CacheAreZerosInEveryBuild) {
@@ -279,11 +368,14 @@ TEST(Attention, DenormalsOfABfloat16CacheAreZerosInEveryBuild) {
   for (auto* m : {&w.sequences[0].q, &w.sequences[0].k, &w.sequences[0].v})
     for (int64_t i = 0; i < m->rows; ++i)
       for (int64_t j = 0; j < m->cols; ++j) m->at(i, j) = std::ldexp(m->at(i, j), -115 - int(i + j) % 20);
-  const auto expected = w.run(0, true, 1, {});
-  int64_t zeros = 0;
-  for (float f : expected[0].v) zeros += f == 0;
-  EXPECT_GT(zeros, 20);
-  for (const auto& cpu : float_builds()) expect_same_bits(expected[0], w.run(0, true, 1, cpu)[0], hw::describe(cpu));
+  for (SumOrder order : orders(KvKind::kBF16)) {
+    w.order = order;
+    const auto expected = w.run(0, true, 1, {});
+    int64_t zeros = 0;
+    for (float f : expected[0].v) zeros += f == 0;
+    EXPECT_GT(zeros, 20);
+    for (const auto& cpu : builds()) expect_same_bits(expected[0], w.run(0, true, 1, cpu)[0], hw::describe(cpu));
+  }
 }
 
 TEST(Attention, NothingSelectedGivesZeros) {

@@ -22,10 +22,20 @@ MI_KERNEL(void, index_block, (int64_t rows, const float* q, int64_t dim, const f
 
 #if !defined(MI_SCALAR_ONLY)
 namespace mi::kernels::avx512bf16 {
-// attn_block for args with `pairs`, of the bfloat16 operands.
+// attn_block in the order kPairs, of the bfloat16 operands.
 void attn_block(const BlockArgs& a);
 // Whether this CPU's vdpbf16ps is two fma, the second of each pair first, with denormals as zeros. Intel's manual says so and
 // Zen 4 does; a CPU that computes otherwise gets the avx512 build.
 bool dot_is_two_fma();
 }  // namespace mi::kernels::avx512bf16
+namespace mi::kernels::amx {
+// attn_block in the order kTiles, of the bfloat16 operands, between attn_begin and attn_end on the same thread.
+void attn_block(const BlockArgs& a);
+int64_t attn_scratch_bytes(int64_t v_pad);
+// Configures this thread's tiles for `height` rows, at most 16.
+void attn_begin(int64_t height);
+void attn_end();
+// Whether this CPU's tdpbf16ps adds in the order kTiles, as Intel's manual says; Sapphire Rapids does.
+bool dot_is_two_chains();
+}  // namespace mi::kernels::amx
 #endif

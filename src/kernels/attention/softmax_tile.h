@@ -6,19 +6,27 @@
 
 namespace mi::kernels::MI_ISA {
 
-// Scaled and masked scores of one row, in place, -inf where masked; returns the largest. Whole vectors up to n.
+// 16 scores, scaled, and -inf where the mask's low bits are 0.
+static inline V16 scaled_scores(const float* s, uint64_t mask, float scale, float softcap) {
+  V16 v = v_load(s) * v_set(scale);
+  if (softcap > 0) v = v_tanh(v / v_set(softcap)) * v_set(softcap);
+#if defined(__AVX512F__)
+  return (V16)_mm512_mask_mov_ps(_mm512_set1_ps(-__builtin_inff()), __mmask16(mask), (__m512)v);
+#else
+  const uint32_t bits = uint32_t(mask) & 0xffff;
+  if (bits == 0xffff) return v;
+  float t[16];
+  v_store(t, v);
+  for (int i = 0; i < 16; ++i) t[i] = (bits >> i) & 1 ? t[i] : -__builtin_inff();
+  return v_load(t);
+#endif
+}
+
+// Scaled and masked scores of one row, in place; returns the largest. Whole vectors up to n.
 static inline float mask_scores(float* s, uint64_t mask, int64_t n, float scale, float softcap) {
   V16 top = v_set(-__builtin_inff());
   for (int64_t j = 0; j < n; j += 16) {
-    V16 v = v_load(s + j) * v_set(scale);
-    if (softcap > 0) v = v_tanh(v / v_set(softcap)) * v_set(softcap);
-    const uint32_t bits = uint32_t(mask >> j) & 0xffff;
-    if (bits != 0xffff) {
-      float t[16];
-      v_store(t, v);
-      for (int i = 0; i < 16; ++i) t[i] = (bits >> i) & 1 ? t[i] : -__builtin_inff();
-      v = v_load(t);
-    }
+    const V16 v = scaled_scores(s + j, mask >> j, scale, softcap);
     v_store(s + j, v);
     top = v_max(v, top);
   }
@@ -31,7 +39,7 @@ static inline float weights(float* s, int64_t n, float base) {
   for (int c = 0; c < kBlock / 16; ++c) {
     x[c] = v_zero();
     if (16 * c >= n) continue;
-    x[c] = v_exp(v_load(s + 16 * c) - v_set(base));
+    x[c] = v_exp_below(v_load(s + 16 * c) - v_set(base));
     v_store(s + 16 * c, x[c]);
   }
   return v_sum((x[0] + x[1]) + (x[2] + x[3]));
@@ -53,7 +61,7 @@ static inline void softmax_tile(const BlockArgs& a, int64_t row, int64_t n, floa
     factor[r] = m[r] - base[r];
     m[r] = m_new;
   }
-  v_store(factor, v_exp(v_load(factor)));
+  v_store(factor, v_exp_below(v_load(factor)));
   for (int r = 0; r < R; ++r) l[r] = l[r] * factor[r] + weights(s + r * kBlock, n, base[r]);
 }
 

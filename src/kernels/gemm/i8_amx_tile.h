@@ -24,18 +24,11 @@
 // than L1 share its 16 fill buffers: weights asked for ahead while other rows multiply gained nothing and took 10 to
 // 40 %, and were taken out.
 
+#include "kernels/amx.h"
 #include "kernels/gemm/epilogue.h"
 #include "kernels/gemm/pack.h"
 
 namespace mi::kernels::MI_ISA {
-
-// What ldtilecfg reads: 64 bytes, all of them (Intel SDM vol. 2, LDTILECFG).
-struct alignas(64) TileConfig {
-  uint8_t palette, start_row, reserved[14];
-  uint16_t row_bytes[16];
-  uint8_t rows[16];
-};
-static_assert(sizeof(TileConfig) == 64);
 
 inline constexpr int kTileRows = 16, kTileBytes = 1024, kTileInts = 256;
 inline constexpr int kMaxRowTiles = int(kMaxRangeRows / kTileRows), kMaxRowBlocks = (kMaxRowTiles + 1) / 2;
