@@ -10,7 +10,7 @@ namespace {
 struct Flags {
   std::vector<std::string> engines, names;
   tools::EvalOptions eval;
-  std::string data, text, reference, kv_type;
+  std::string data, text, reference, kv_type, attention_order = "auto";
   int threads = 0;
   int64_t batch = 32;
   double max_drop = -1;
@@ -31,6 +31,7 @@ Result<int> run(Flags& f) {
     so.max_batch_size = f.batch;
     so.max_seq_len = 1024;
     so.kv_type = f.kv_type;
+    so.attention_order = f.attention_order;
     MI_TRY(const tools::Session s, tools::open_session(so));
     MI_TRY(tools::EvalResult r, tools::run_eval(s, f.eval));
     columns.emplace_back(f.names.empty() ? s.engine->manifest().model.precision : f.names[i], std::move(r));
@@ -85,6 +86,7 @@ Command add_eval(CLI::App& parent) {
       ->capture_default_str();
   app->add_option("--kv-type", f->kv_type, "storage of keys and values: f32, bf16 or int8 (default: the engine's)")
       ->check(CLI::IsMember({"f32", "bf16", "int8"}));
+  add_attention_order(*app, &f->attention_order);
   app->add_flag("--json", f->json, "print JSON: {\"accuracy\": {group: 0..1}, \"text_nll_per_token\": x, ...}");
   app->footer(
       "Example:\n"

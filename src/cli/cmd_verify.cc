@@ -9,7 +9,7 @@ namespace mi::cli {
 namespace {
 
 struct Flags {
-  std::string engine, reference, model, kv_type;
+  std::string engine, reference, model, kv_type, attention_order = "auto";
   int threads = 0;
   tools::VerifyLimits limits;
   bool json = false, passes = false;
@@ -22,6 +22,7 @@ Result<int> run_passes(const Flags& f) {
   o.model = f.model;
   o.threads = f.threads;
   o.kv_type = f.kv_type;
+  o.attention_order = f.attention_order;
   MI_TRY(const tools::PassesReport r, tools::verify_passes(o));
   if (f.json)
     fmt::print("{}\n", dump_json(tools::passes_json(r), 1));
@@ -41,6 +42,7 @@ Result<int> run(Flags& f, bool logits_given, bool hidden_given) {
   so.threads = f.threads;
   so.max_batch_size = 1;
   so.kv_type = f.kv_type;
+  so.attention_order = f.attention_order;
   tools::VerifyReport r;
   if (f.engine.empty()) {
     MI_TRY(r, tools::verify_tensors(f.model, f.reference, so, f.limits));
@@ -71,6 +73,7 @@ Command add_verify(CLI::App& parent) {
       ->check(CLI::Range(1, 1024));
   app->add_option("--kv-type", f->kv_type, "storage of keys and values: f32, bf16 or int8 (default: the engine's)")
       ->check(CLI::IsMember({"f32", "bf16", "int8"}));
+  add_attention_order(*app, &f->attention_order);
   auto* logits = app->add_option("--logits-max-abs", f->limits.logits_max_abs,
                                  "float engines: largest difference of a logit (default: the reference's own)");
   auto* hidden = app->add_option("--hidden-max-abs", f->limits.hidden_max_abs,

@@ -39,12 +39,14 @@ struct EngineFlags {
   int64_t max_seq_len = 0;
   int64_t max_batch_size = 32;
   std::string kv_type;
+  std::string attention_order = "auto";
   std::string weights = "auto";
   bool memory_pool = true;
   bool no_numa = false;
   bool no_checksums = false;
 };
 // sequences: also those that size the KV pool, which bench and profile do by themselves.
+void add_attention_order(CLI::App& app, std::string* order);
 void add_engine_flags(CLI::App& app, EngineFlags* f, bool sequences = true);
 tools::SessionOptions session_options(const EngineFlags& f);
 

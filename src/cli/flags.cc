@@ -2,6 +2,14 @@
 
 namespace mi::cli {
 
+void add_attention_order(CLI::App& app, std::string* order) {
+  app.add_option("--attention-order", *order,
+                 "in which order sums over a bfloat16 cache are added: auto: tiles on CPUs with AMX-BF16, otherwise "
+                 "pairs; choose one to get the same bits on every CPU")
+      ->check(CLI::IsMember({"auto", "pairs", "tiles"}))
+      ->capture_default_str();
+}
+
 void add_engine_flags(CLI::App& app, EngineFlags* f, bool sequences) {
   app.add_option("--engine", f->engine, "engine directory, from metainfer build")->required();
   app.add_option("--threads", f->threads, "worker threads (default: what the CPU mask and quota allow)")
@@ -16,6 +24,7 @@ void add_engine_flags(CLI::App& app, EngineFlags* f, bool sequences) {
   }
   app.add_option("--kv-type", f->kv_type, "storage of keys and values: f32, bf16 or int8 (default: the engine's)")
       ->check(CLI::IsMember({"f32", "bf16", "int8"}));
+  add_attention_order(app, &f->attention_order);
   app.add_option("--weights", f->weights,
                  "read the weights into huge pages, map the file, or auto: read when the memory is there")
       ->check(CLI::IsMember({"auto", "read", "map"}))
@@ -36,6 +45,7 @@ tools::SessionOptions session_options(const EngineFlags& f) {
   o.max_seq_len = f.max_seq_len;
   o.max_batch_size = f.max_batch_size;
   o.kv_type = f.kv_type;
+  o.attention_order = f.attention_order;
   o.weights = f.weights;
   o.memory_pool = f.memory_pool;
   o.numa = !f.no_numa;

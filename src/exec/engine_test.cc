@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "exec/test_oracle.h"
+#include "kernels/attention/attention.h"
 #include "kernels/gemm/gemm.h"
 
 namespace mi::exec {
@@ -431,12 +432,13 @@ TEST(Engine, TheOrderOfSumsOverABfloat16CacheIsChosenOnce) {
   plain.amx_bf16 = false;
   EXPECT_EQ(with("f32", "tiles", machine)->options().attention_order, "ascending");
   EXPECT_EQ(with("bf16", "auto", plain)->options().attention_order, "pairs");
-  EXPECT_EQ(with("bf16", "auto", machine)->options().attention_order, machine.amx_bf16 ? "tiles" : "pairs");
+  const bool amx = kernels::attention_uses_bf16(kernels::SumOrder::kTiles, machine);
+  EXPECT_EQ(with("bf16", "auto", machine)->options().attention_order, amx ? "tiles" : "pairs");
   EXPECT_EQ(with("bf16", "pairs", machine)->options().attention_order, "pairs");
   const auto tiles = with("bf16", "tiles", plain);
   EXPECT_EQ(tiles->options().attention_order, "tiles");
   EXPECT_NE(attention(*tiles).why.find("no instruction (amx_bf16)"), std::string::npos) << attention(*tiles).why;
-  if (machine.amx_bf16) {
+  if (amx) {
     const KernelChoice k = attention(*with("bf16", "auto", machine));
     EXPECT_EQ(k.kernel, "bf16 cache, amx_bf16");
     EXPECT_NE(k.why.find("tiles"), std::string::npos) << k.why;

@@ -12,6 +12,16 @@ struct alignas(64) TileConfig {
   uint8_t rows[16];
 };
 static_assert(sizeof(TileConfig) == 64);
+// Eight tiles of 64-byte rows, the first `low` of them with `height` rows, the others with 16.
+static inline TileConfig tile_config(int low = 0, int64_t height = 16) {
+  TileConfig c = {};
+  c.palette = 1;
+  for (int t = 0; t < 8; ++t) {
+    c.row_bytes[t] = 64;
+    c.rows[t] = uint8_t(t < low ? height : 16);
+  }
+  return c;
+}
 
 // Instructions as text: GCC 12's intrinsics name neither what a tile load reads nor more than 8 of ldtilecfg's 64 bytes
 // as inputs, so stores to them could move or vanish.

@@ -38,6 +38,7 @@ class Builder {
     l.max_tokens_per_step = o_.length;
     l.kv_pages = (o_.length + artifact::kKvPageTokens - 1) / artifact::kKvPageTokens;
     l.kv_type = o_.kv_type;
+    l.attention_order = o_.attention_order;
     l.verify_checksums = false;  // of what was written a moment ago
     MI_TRY(const auto engine, exec::Engine::load(files.path(), l, pool_));
     const artifact::Manifest& m = engine->manifest();

@@ -24,6 +24,7 @@ struct PassesOptions {
   Path model;               // MIR
   std::string precision;    // as compiler::BuildOptions
   std::string kv_type;      // "": the engine's default
+  std::string attention_order = "auto";  // exec::LoadOptions::attention_order
   int threads = 0;          // 0: hw::advise_threads()
   int64_t samples = 2, length = 128;  // texts and their tokens
   double least_same = 0.95;           // of the best next tokens, less is an alarm even within the bound

@@ -129,6 +129,13 @@ def test_another_kv_type(mini_int8, store):
         assert cached(post(s, BODY)) == 0
 
 
+def test_another_attention_order(mini_int8, store):
+    other = "pairs" if " amx_bf16" in open("/proc/cpuinfo").read() else "tiles"
+    with serve(mini_int8, store, "--attention-order", other) as s:
+        assert any("another engine" in line for line in s.lines)
+        assert cached(post(s, BODY)) == 0
+
+
 @pytest.fixture
 def small_disk(tmp_path):
     yield from mounted(tmp_path / "disk", "1m")

@@ -153,34 +153,32 @@ class Call {
     int64_t partials = 0;
     for (size_t ci = 0; ci < a_.step->chunks.size(); ++ci) {
       const KvChunk& c = a_.step->chunks[ci];
-      // Later tokens see more keys: the longest tasks first.
-      for (int64_t end = c.rows; end > 0; end -= task_tokens) {
-        const int64_t token = std::max<int64_t>(0, end - task_tokens);
-        Task t;
-        t.chunk = int32_t(ci);
-        t.token = int32_t(token);
-        t.tokens = int32_t(end - token);
-        t.split_begin = int32_t(first_seen(c.start + token, p_.window) / kSplitTokens);
-        t.split_end = int32_t((c.start + end - 1) / kSplitTokens + 1);
-        const int64_t splits = t.split_end - t.split_begin, need = p_.kv_heads * splits * state_floats(padded_rows(t.tokens));
-        const bool cut_this = cut && splits > 1 && partials + need <= kMaxPartialFloats;
-        for (t.kv_head = 0; t.kv_head < p_.kv_heads; ++t.kv_head) {
-          if (!cut_this) {
+      // A head's tasks one after the other: its keys and values stay in the L2 cache. Later tokens see more of them: the
+      // longest tasks first.
+      for (int32_t head = 0; head < p_.kv_heads; ++head)
+        for (int64_t end = c.rows; end > 0; end -= task_tokens) {
+          const int64_t token = std::max<int64_t>(0, end - task_tokens);
+          Task t;
+          t.chunk = int32_t(ci);
+          t.token = int32_t(token);
+          t.tokens = int32_t(end - token);
+          t.kv_head = head;
+          t.split_begin = int32_t(first_seen(c.start + token, p_.window) / kSplitTokens);
+          t.split_end = int32_t((c.start + end - 1) / kSplitTokens + 1);
+          const int64_t splits = t.split_end - t.split_begin, part_floats = state_floats(padded_rows(t.tokens));
+          if (!cut || splits == 1 || partials + splits * part_floats > kMaxPartialFloats) {
             ws_.tasks.push_back(t);
             continue;
           }
-          Task part = t;
-          part.partial = partials;
-          ws_.merges.push_back(part);
-          for (int32_t split = t.split_begin; split < t.split_end; ++split) {
-            part.split_begin = split;
-            part.split_end = split + 1;
+          t.partial = partials;
+          ws_.merges.push_back(t);
+          for (Task part = t; part.split_begin < t.split_end; ++part.split_begin) {
+            part.split_end = part.split_begin + 1;
             part.partial = partials;
             ws_.tasks.push_back(part);
-            partials += state_floats(padded_rows(t.tokens));
+            partials += part_floats;
           }
         }
-      }
     }
     if (int64_t(ws_.partials.size()) < partials) ws_.partials.resize(size_t(partials));
   }

@@ -132,7 +132,7 @@ inline void softmax_rows(const BlockArgs& a, int64_t row, int64_t rows, Weights&
       e[c] = v_zero();
       if (!kWhole && (16 * c < begin || 16 * c >= end)) continue;
       e[c] = v_exp_below(v_load(s + 16 * c) - b);
-      _mm256_store_si256((__m256i*)(p + 16 * c), (__m256i)_mm512_cvtneps_pbh((__m512)e[c]));
+      if (c % 2) _mm512_store_si512(p + 16 * (c - 1), (__m512i)_mm512_cvtne2ps_pbh((__m512)e[c], (__m512)e[c - 1]));
     }
     x[r] = (__m512)((e[0] + e[1]) + (e[2] + e[3]));
   }
@@ -181,15 +181,8 @@ inline void sums_rows(const BlockArgs& a, int64_t row, int64_t rows, const Weigh
 
 int64_t attn_scratch_bytes(int64_t v_pad) { return (kKeyTile + kGroup * v_pad) * 2; }
 
-void attn_begin(int64_t height) {
-  TileConfig config = {};
-  config.palette = 1;
-  for (int t = 0; t < 8; ++t) {
-    config.row_bytes[t] = 64;
-    config.rows[t] = uint8_t(t < 6 ? height : 16);
-  }
-  Tiles::configure(config);
-}
+// Tiles 0 to 3 are sums, 4 and 5 left factors.
+void attn_begin(int64_t height) { Tiles::configure(tile_config(6, height)); }
 void attn_end() { Tiles::release(); }
 
 void attn_block(const BlockArgs& a) {

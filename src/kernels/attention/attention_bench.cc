@@ -9,7 +9,8 @@
 namespace mi::kernels {
 namespace {
 
-// args: rows of the step, context length including them, heads, KV heads, KvKind, ISA (0 scalar, 1 avx2, 2 avx512, 3 avx512_bf16, 4 amx_bf16)
+// args: rows of the step, context length including them, heads, KV heads, KvKind, ISA (0 scalar, 1 avx2, 2 avx512, 3 avx512_bf16, 4 amx_bf16;
+//       5 avx512 in the order of tiles)
 void BM_Attention(benchmark::State& state) {
   const int64_t rows = state.range(0), context = state.range(1), dim = 128;
   AttentionParams p;
@@ -21,8 +22,9 @@ void BM_Attention(benchmark::State& state) {
   cache.kind = KvKind(state.range(4));
   cache.kv_heads = p.kv_heads;
   cache.k_dim = cache.v_dim = dim;
-  const hw::CpuFeatures cpu{.avx2 = state.range(5) >= 1, .avx512 = state.range(5) >= 2, .avx512_bf16 = state.range(5) >= 3,
-                            .amx_bf16 = state.range(5) >= 4 && hw::detect_cpu().amx_bf16};
+  const bool plain_tiles = state.range(5) == 5;
+  const int64_t isa = plain_tiles ? 2 : state.range(5);
+  const hw::CpuFeatures cpu{.avx2 = isa >= 1, .avx512 = isa >= 2, .avx512_bf16 = isa >= 3, .amx_bf16 = isa >= 4 && hw::detect_cpu().amx_bf16};
   const int64_t pages = (context + 63) / 64;
   std::vector<std::byte> memory(size_t(pages * cache.page_bytes() + 64));
   cache.data = reinterpret_cast<std::byte*>((uintptr_t(memory.data()) + 63) / 64 * 64);
@@ -36,7 +38,7 @@ void BM_Attention(benchmark::State& state) {
   AttentionArgs a;
   a.cache = &cache;
   a.step = &step;
-  a.order = attention_order(cache.kind, {}, cpu);
+  a.order = attention_order(cache.kind, plain_tiles ? std::optional(SumOrder::kTiles) : std::nullopt, cpu);
   a.q = q.data();
   a.q_stride = a.o_stride = p.heads * dim * 4;
   a.o = o.data();
@@ -53,6 +55,7 @@ BENCHMARK(BM_Attention)
     ->Args({512, 2048, 32, 4, 1, 2})
     ->Args({512, 2048, 32, 4, 1, 3})
     ->Args({512, 2048, 32, 4, 1, 4})
+    ->Args({512, 2048, 32, 4, 1, 5})
     ->Args({1, 160, 32, 4, 1, 2})
     ->Args({1, 160, 32, 4, 1, 3})
     ->Args({1, 160, 32, 4, 1, 4})

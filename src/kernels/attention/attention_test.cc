@@ -322,7 +322,7 @@ TEST(Attention, TheOrderIsOneForTheCacheAndTheCpu) {
   EXPECT_EQ(attention_order(KvKind::kBF16, {}, {}), SumOrder::kPairs);
   EXPECT_EQ(attention_order(KvKind::kBF16, SumOrder::kTiles, {}), SumOrder::kTiles);
   EXPECT_EQ(attention_order(KvKind::kBF16, SumOrder::kPairs, all), SumOrder::kPairs);
-  EXPECT_EQ(attention_order(KvKind::kBF16, {}, all), all.amx_bf16 ? SumOrder::kTiles : SumOrder::kPairs);
+  EXPECT_EQ(attention_order(KvKind::kBF16, {}, all), attention_uses_bf16(SumOrder::kTiles, all) ? SumOrder::kTiles : SumOrder::kPairs);
 }
 
 TEST(Attention, LongContextsAreSplitOverThreadsWithoutAnotherBit) {

@@ -213,15 +213,9 @@ static void tile_gemm(const GemmArgs& a, const GemmRange& r, void* scratch) {
   tile_rows(x, steps, (int8_t*)scratch);
 
   const bool one = x.tiles == 1;  // tile of rows
-  TileConfig config = {};
-  config.palette = 1;
-  for (int t = 0; t < 8; ++t) {
-    config.row_bytes[t] = 64;
-    config.rows[t] = uint8_t(t < (one ? 5 : 6) ? x.height : 16);
-  }
   // Per call and not once per thread: it costs some hundred cycles of a call's ten thousands, and while tiles are
   // configured the kernel saves 8 KiB more at each switch of threads and keeps an idle core out of its deepest sleep.
-  T::configure(config);
+  T::configure(tile_config(one ? 5 : 6, x.height));
 
   const int64_t row_blocks = (x.tiles + 1) / 2;
   const int64_t cuts = row_blocks > 1 ? (steps + kDepthSteps - 1) / kDepthSteps : 1;

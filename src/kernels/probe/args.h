@@ -2,7 +2,7 @@
 // What the probe's kernels do; plain data, also read by the files with ISA suffixes.
 //
 //   kRead         reads [data, data + bytes) once and returns the sum of its 64-bit words, wrapping
-//   kInt8, kF32, kBF16 (products of pairs of bfloat16)
+//   kInt8, kF32, kBF16 (products of bfloat16)
 //                 `loops` rounds of multiply-adds of ones, in enough independent chains to keep the units busy,
 //                 operands in registers; returns the sum of all accumulators. Every product is 1, so this is the
 //                 number of multiply-adds that were done, counted by the arithmetic itself.

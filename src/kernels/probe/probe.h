@@ -35,7 +35,7 @@ struct MachineLimits {
   ProbeRate read_gbs;   // 1e9 bytes per second
   ProbeRate int8_gops;  // 1e9 operations per second, a multiply and an add are two
   ProbeRate f32_gflops;
-  ProbeRate bf16_gflops;  // pairs of bfloat16; f32_gflops where no instruction multiplies them
+  ProbeRate bf16_gflops;  // pairs or tiles of bfloat16; f32_gflops where no instruction multiplies them
   int64_t buffer_bytes = 0, cache_bytes = 0;  // what was read; the machine's last-level caches, 0: unknown
   double seconds = 0;                         // the probe itself
   std::vector<std::string> notes;             // what makes a figure doubtful, in sentences

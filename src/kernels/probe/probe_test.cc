@@ -54,7 +54,7 @@ TEST(Probe, EveryKernelOfTheRegisterThatTheCpuHasIsTested) {
 
 TEST(Probe, TilesOnlyWhereTheyAreGranted) {
   hw::CpuFeatures f = hw::detect_cpu();
-  f.amx_int8 = false;
+  f.amx_int8 = f.amx_bf16 = false;
   for (const ProbeKernel& k : probe_kernels())
     EXPECT_FALSE(k.runs_on(f) && std::string(k.name).find("amx") != std::string::npos) << k.name;
 }

@@ -122,6 +122,7 @@ Result<AgainstResult> run_against(const AgainstOptions& o, const std::function<v
                              fmt::format("{}", fmt::join(o.cases.decode, ",")), "--batch",
                              fmt::format("{}", fmt::join(o.cases.batch, ","))});
     if (!o.kv_type.empty()) argv.insert(argv.end(), {"--kv-type", o.kv_type});
+    if (o.attention_order != "auto") argv.insert(argv.end(), {"--attention-order", o.attention_order});
     MI_TRY(const std::string text, run_program(argv));
     return parse_bench_output(text, o.cases, program.string());
   };

@@ -17,6 +17,7 @@ struct AgainstOptions {
   BenchCases cases;
   int threads = 0;
   std::string kv_type;
+  std::string attention_order = "auto";  // named to both programs unless it is this: older ones do not know it
   int rounds = 0;
 };
 

@@ -106,6 +106,7 @@ Result<AgainstOutcome> run_bench_against(const BenchOptions& o, const Path& prog
   a.cases = o.cases;
   a.threads = thread_count(o);
   a.kv_type = o.session.kv_type;
+  a.attention_order = o.session.attention_order;
   a.rounds = o.rounds;
   MI_TRY(AgainstResult r, run_against(a, after_round));
   add_rows(engine.manifest, std::move(r.ours), &out.bench.record);
