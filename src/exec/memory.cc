@@ -4,6 +4,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <utility>
@@ -41,6 +42,13 @@ void Region::forget(std::byte* p, int64_t bytes) {
   const uintptr_t from = (reinterpret_cast<uintptr_t>(p) + kPage - 1) / kPage * kPage;
   const uintptr_t end = (reinterpret_cast<uintptr_t>(p) + size_t(bytes)) / kPage * kPage;
   if (from < end) madvise(reinterpret_cast<void*>(from), end - from, MADV_DONTNEED);
+}
+
+void Region::commit(hw::ThreadPool& pool) {
+  pool.run((bytes_ + kHugePage - 1) / kHugePage, [&](int64_t i, int) {
+    const int64_t end = std::min(bytes_, (i + 1) * kHugePage);
+    for (int64_t at = i * kHugePage; at < end; at += 4096) data_[at] = std::byte{0};
+  });
 }
 
 bool Region::place_on(const std::vector<int>& nodes) {

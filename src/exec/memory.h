@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "base/result.h"
+#include "hw/thread_pool.h"
 
 namespace mi::exec {
 
@@ -20,6 +21,8 @@ class Region {
   // Deals the pages out over these memory nodes (one: all of them there), before they are touched. Without the right to
   // ask, or such nodes, false: pages go where the kernel likes.
   bool place_on(const std::vector<int>& nodes);
+  // Has the kernel commit all pages now, by the pool's threads, so that no step waits for it.
+  void commit(hw::ThreadPool& pool);
   Region() = default;
   Region(Region&&) noexcept;
   Region& operator=(Region&&) noexcept;

@@ -111,7 +111,7 @@ void grouped_experts(const GroupedExpertsArgs& a, hw::ThreadPool& pool, const hw
   plan.sort(a.route, a.tokens, a.gate.experts);
 
   // Gate and up for some columns of some rows, side by side in this thread's memory, and the activation on them while
-  // they are in the cache. Who finishes a block of rows quantizes it.
+  // they are in the cache. Who finishes a block of rows quantizes it: one task, if it has all columns.
   auto tasks = plan.split(pad_n(inter) / kNTile, pool.threads());
   run_tasks(pool, int64_t(tasks.size()), [&](int64_t i, int) {
     const ExpertTask& task = tasks[size_t(i)];
@@ -130,14 +130,24 @@ void grouped_experts(const GroupedExpertsArgs& a, hw::ThreadPool& pool, const hw
       g->y_stride = stride;
       in.run(*g, whole(task), mine);
     }
-    activate({int(a.act.kind), a.act.alpha, a.act.limit, gate.y, up.y, stride, stride, task.rows, gate.n,
-              reinterpret_cast<float*>(h) + task.tile_begin * kNTile, s.h_stride, plan.pairs() + task.first});
-    if (s.q_stride == 0 || plan.blocks_left(task.row_block).fetch_sub(1, std::memory_order_acq_rel) != 1) return;
-    for (int32_t r = 0; r < task.rows; ++r) {
-      const int64_t pair = plan.pairs()[task.first + r];
-      quantize_rows(reinterpret_cast<float*>(h + pair * s.h_stride), s.h_stride, 1, inter, q + pair * s.q_stride,
-                    s.q_stride, cpu, a.h_scale);
+    const int32_t* pairs_here = plan.pairs() + task.first;
+    const auto quantize = [&](int32_t r, const float* row) {
+      quantize_rows(row, s.h_stride, 1, inter, q + pairs_here[r] * s.q_stride, s.q_stride, cpu, a.h_scale);
+    };
+    ActArgs act{int(a.act.kind), a.act.alpha, a.act.limit, gate.y, up.y, stride, stride, task.rows, gate.n};
+    if (s.q_stride > 0 && gate.n == inter) {  // all columns: h stays here, in place of gate
+      act.h = gate.y;
+      act.h_stride = stride;
+      activate(act);
+      for (int32_t r = 0; r < task.rows; ++r) quantize(r, row_at(gate.y, stride, r));
+      return;
     }
+    act.h = reinterpret_cast<float*>(h) + task.tile_begin * kNTile;
+    act.h_stride = s.h_stride;
+    act.h_rows = pairs_here;
+    activate(act);
+    if (s.q_stride == 0 || plan.blocks_left(task.row_block).fetch_sub(1, std::memory_order_acq_rel) != 1) return;
+    for (int32_t r = 0; r < task.rows; ++r) quantize(r, reinterpret_cast<const float*>(h + pairs_here[r] * s.h_stride));
   });
 
   tasks = plan.split(pad_n(hidden) / kNTile, pool.threads());

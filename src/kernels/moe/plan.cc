@@ -55,8 +55,9 @@ std::span<const ExpertTask> ExpertPlan::split(int64_t tiles, int threads) {
     // Equal row blocks: 65 rows are 33 + 32. Column blocks of a multiple of 4 tiles, what a kernel computes at once,
     // and nearly equal.
     const int32_t parts = int32_t((rows + kExpertRows - 1) / kExpertRows);
+    const int64_t part_rows = (rows + parts - 1) / parts, widest = kExpertFloats / (part_rows * kNTile);
     const int64_t quads = (tiles + 3) / 4,
-                  wanted = std::clamp<int64_t>(most / effort(rows / parts) / 4, 1, kExpertTiles / 4);
+                  wanted = std::clamp<int64_t>(most / effort(rows / parts) / 4, 1, widest / 4);
     const int64_t blocks = (quads + wanted - 1) / wanted;
     for (int32_t p = 0; p < parts; ++p)
       left_[size_t(first_block + p)].store(int32_t(blocks), std::memory_order_relaxed);

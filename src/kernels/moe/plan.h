@@ -11,9 +11,9 @@
 
 namespace mi::kernels {
 
-// Of one task: most rows, and most tiles of columns. Its products of gate and up, rows x tiles x 16 floats each, and
-// four tiles of weights are to stay in the L2 cache; more columns prepare rows less often.
-inline constexpr int64_t kExpertRows = 128, kExpertTiles = 24;
+// Of one task: most rows, and most floats of each of its products of gate and up, which are to stay in the L2 cache. Wide
+// tasks prepare rows less often, and one that has all columns quantizes where it is: 128 rows of 768 columns.
+inline constexpr int64_t kExpertRows = 128, kExpertFloats = 128 * 768;
 inline constexpr int64_t kTasksPerThread =
     16;  // at least, where there are columns enough: the last one to end is waited for
 

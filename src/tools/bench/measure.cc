@@ -78,8 +78,7 @@ std::vector<BenchRow> measure(exec::Engine& engine, const BenchCases& c, int rou
   std::vector<BenchRow> rows;
   uint64_t seed = 1;
   for (const Case& k : cases) {
-    run(d, {k.metric, k.n, k.streams, std::min<int64_t>(k.prompt, 64), std::min<int64_t>(k.generate, 4)},
-        seed++);  // warm-up
+    run(d, {k.metric, k.n, k.streams, k.prompt, std::min<int64_t>(k.generate, 4)}, seed++);  // warm-up
     rows.push_back({k.metric, k.n, {}});
   }
   for (int r = 0; r < rounds; ++r)
