@@ -45,6 +45,9 @@ std::string settings_difference(const BenchSettings& a, const BenchSettings& b) 
                          list_text(b.cases.*field), name, list_text(b.cases.*field));
   if (a.kv_type != b.kv_type)
     return fmt::format("the KV cache is {} here and {} there: use --kv-type {}", a.kv_type, b.kv_type, b.kv_type);
+  if (a.attention_order != b.attention_order && !a.attention_order.empty() && !b.attention_order.empty())
+    return fmt::format("attention adds {} here and {} there: use --attention-order {}", a.attention_order, b.attention_order,
+                       b.attention_order);
   if (a.max_tokens_per_step != b.max_tokens_per_step)
     return fmt::format("steps hold up to {} tokens here and {} there: save a new baseline", a.max_tokens_per_step,
                        b.max_tokens_per_step);

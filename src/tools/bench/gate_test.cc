@@ -37,7 +37,7 @@ BenchRecord record(double prefill = 900, double decode = 60) {
   r.when = "2026-11-29T20:15:00Z";
   r.machine = testing::machine();
   r.engine = {"mini", "w8a8", "0123456789abcdef"};
-  r.settings = {{{512}, {128}, {}}, "bf16", 512};
+  r.settings = {{{512}, {128}, {}}, "bf16", "tiles", 512};
   r.rows = {row("prefill", 512, rounds(prefill, 1)), row("decode", 128, rounds(decode, 2))};
   r.shares = {{0, 700, {Bound::kArithmetic, 0.7}}, {30, 60, {Bound::kMemory, 0.75}}};
   r.load_s = 1.5;
@@ -119,6 +119,7 @@ TEST(CompareTest, RefusesOtherMachinesEnginesAndSettings) {
   refused([](BenchRecord& r) { r.engine.checksum = "ffff"; }, ErrorCode::kUsage, "--other-engine");
   refused([](BenchRecord& r) { r.settings.cases.prefill = {128, 512}; }, ErrorCode::kUsage, "--prefill 128,512");
   refused([](BenchRecord& r) { r.settings.kv_type = "int8"; }, ErrorCode::kUsage, "--kv-type int8");
+  refused([](BenchRecord& r) { r.settings.attention_order = "pairs"; }, ErrorCode::kUsage, "--attention-order pairs");
   refused([](BenchRecord& r) { r.settings.max_tokens_per_step = 1024; }, ErrorCode::kUsage, "1024");
   refused([](BenchRecord& r) { r.rows[0].rounds.resize(3); }, ErrorCode::kUsage, "3 rounds");
   BenchRecord other = record();

@@ -63,12 +63,15 @@ Status parse_row(const Json& j, const std::string& what, BenchRecord* r) {
 }
 
 Result<BenchSettings> parse_settings(const Json& j, const std::string& what) {
-  MI_TRY_VOID(refuse_unknown_keys(j, {"prefill", "decode", "batch", "kv_type", "max_tokens_per_step"}, what));
+  MI_TRY_VOID(refuse_unknown_keys(j, {"prefill", "decode", "batch", "kv_type", "attention_order", "max_tokens_per_step"}, what));
   BenchSettings s;
   MI_TRY(s.cases.prefill, json_get<std::vector<int64_t>>(j, "prefill", what));
   MI_TRY(s.cases.decode, json_get<std::vector<int64_t>>(j, "decode", what));
   MI_TRY(s.cases.batch, json_get<std::vector<int64_t>>(j, "batch", what));
   MI_TRY(s.kv_type, json_get<std::string>(j, "kv_type", what));
+  if (j.contains("attention_order")) {
+    MI_TRY(s.attention_order, json_get<std::string>(j, "attention_order", what));
+  }
   MI_TRY(s.max_tokens_per_step, json_get<int64_t>(j, "max_tokens_per_step", what));
   return s;
 }
@@ -105,6 +108,7 @@ Json record_json(const BenchRecord& r) {
                    {"decode", r.settings.cases.decode},
                    {"batch", r.settings.cases.batch},
                    {"kv_type", r.settings.kv_type},
+                   {"attention_order", r.settings.attention_order},
                    {"max_tokens_per_step", r.settings.max_tokens_per_step}};
   j["load_s"] = r.load_s;
   j["peak_bytes"] = r.peak_bytes ? Json(*r.peak_bytes) : Json(nullptr);

@@ -43,7 +43,7 @@ Result<BenchRecord> begin_record(const BenchOptions& o, const Machine& machine, 
   r.when = utc_now();
   r.machine = machine;
   MI_TRY(r.engine, identify_engine(o.session.engine, m));
-  r.settings = {o.cases, load.kv_type, load.max_tokens_per_step};
+  r.settings = {o.cases, load.kv_type, load.attention_order, load.max_tokens_per_step};
   if (o.before_measuring) MI_TRY_VOID(o.before_measuring(r));
   return r;
 }
@@ -95,6 +95,7 @@ Result<AgainstOutcome> run_bench_against(const BenchOptions& o, const Path& prog
   MI_TRY(const artifact::LoadedArtifact engine, artifact::open_artifact(o.session.engine));
   exec::LoadOptions load;
   load.kv_type = o.session.kv_type.empty() ? engine.manifest.default_kv : o.session.kv_type;
+  load.attention_order.clear();  // nothing is loaded here
   MI_TRY(out.bench.record, begin_record(o, machine, engine.manifest, load));
   AgainstOptions a;
   std::error_code ec;
