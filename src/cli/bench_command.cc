@@ -105,9 +105,7 @@ Result<int> run(const Flags& f) {
     };
   }
   if (!f.history.empty()) MI_TRY_VOID(tools::check_history(f.history));
-  std::error_code ec;
-  if (!f.save.empty() && !f.force && std::filesystem::exists(f.save, ec))
-    return bad_input("{} exists already; --force replaces it", f.save);
+  if (!f.save.empty()) MI_TRY_VOID(check_output(f.save, f.force));
 
   tools::BenchOutcome out;
   std::vector<tools::Comparison> comparisons;

@@ -20,10 +20,10 @@ struct Flags {
 Result<int> run(Flags& f) {
   MI_TRY(f.profile.prefill, parse_numbers(f.prefill, "--prefill"));
   MI_TRY(f.profile.batch, parse_numbers(f.batch, "--batch"));
-  std::error_code ec;
   for (const std::string& path : {f.html, f.trace})
-    if (!path.empty() && !f.force && std::filesystem::exists(path, ec))
-      return bad_input("{} exists already; --force replaces it", path);
+    if (!path.empty()) MI_TRY_VOID(check_output(path, f.force));
+  if (!f.html.empty() && f.html == f.trace)
+    return fail(ErrorCode::kUsage, "--html and --chrome-trace name the same file {}", f.html);
   const int threads = f.engine.threads > 0 ? f.engine.threads : hw::advise_threads().threads;
   tools::Machine machine;
   {

@@ -50,6 +50,8 @@ void add_attention_order(CLI::App& app, std::string* order);
 void add_engine_flags(CLI::App& app, EngineFlags* f, bool sequences = true);
 tools::SessionOptions session_options(const EngineFlags& f);
 
+// Refuses what write_output would refuse, to be asked before minutes of measuring; nothing stays.
+Status check_output(const std::string& path, bool force);
 // A page or table of its own, whole or not at all; force: an existing file may be replaced.
 Status write_output(const std::string& path, bool force, const std::string& text);
 

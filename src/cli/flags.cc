@@ -53,6 +53,14 @@ tools::SessionOptions session_options(const EngineFlags& f) {
   return o;
 }
 
+Status check_output(const std::string& path, bool force) {
+  std::error_code ec;
+  if (!force && std::filesystem::exists(path, ec)) return bad_input("{} exists already; --force replaces it", path);
+  MI_TRY(const OutputFile out, OutputFile::create(path, force));
+  static_cast<void>(out);
+  return {};
+}
+
 Status write_output(const std::string& path, bool force, const std::string& text) {
   MI_TRY(OutputFile out, OutputFile::create(path, force));
   MI_TRY_VOID(out.writer().write(text));

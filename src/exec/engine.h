@@ -36,6 +36,9 @@ struct LoadOptions {
   std::optional<hw::CpuFeatures> cpu;  // kernels are chosen for it instead of hw::cpu(); tests compare ISAs in one process
 };
 
+// Rows of a step where LoadOptions::max_tokens_per_step is 0, for a model whose activations take so much per token.
+int64_t step_tokens(int64_t activation_bytes_per_token);
+
 // What a tap sees right after an instruction (inputs: right before it): the operand's rows widened to float, or a route's ids and weights.
 struct TapEvent {
   const artifact::Instr* instr = nullptr;

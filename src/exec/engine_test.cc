@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "exec/test_oracle.h"
+#include "hw/process_memory.h"
 #include "kernels/attention/attention.h"
 #include "kernels/gemm/gemm.h"
 
@@ -455,6 +456,22 @@ TEST(Engine, SaysWhereItsMemoryIs) {
   EXPECT_EQ(parts[1].bytes, engine->kv_pages() * engine->kv_page_bytes());
   EXPECT_EQ(parts[2].bytes, engine->arena_bytes());
   for (const MemoryPart& p : parts) EXPECT_NE(p.data, nullptr) << p.name;
+}
+
+TEST(Engine, RoomForHugeStepsTakesNoMemoryBeforeOneRuns) {
+  const TestModel model(ModelShape{});
+  hw::ThreadPool pool(1);
+  LoadOptions o;
+  const auto resident = [&](int64_t rows) {
+    o.max_tokens_per_step = rows;
+    const auto engine = model.load(pool, o);
+    const std::vector<MemoryPart> parts = engine->memory();
+    const auto r = hw::resident_part(parts[2].data, parts[2].bytes);
+    EXPECT_TRUE(r.ok()) << r.error().message();
+    return double(r->total()) / double(engine->arena_bytes());
+  };
+  EXPECT_GT(resident(0), 0.9) << "so that the first prompt does not pay for it";
+  EXPECT_LT(resident(1 << 15), 0.1);
 }
 
 TEST(Engine, SaysWhatItLoadedAndRefusesWhatItCannot) {

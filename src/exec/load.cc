@@ -53,13 +53,6 @@ Status place_weights(Context& c) {
                                 [&](int64_t tasks, const auto& f) { c.pool->run(tasks, f); }, o.progress);
 }
 
-// A step reads the weights of every expert that one of its tokens chose, nearly all of them: more tokens share that. Qwen3-30B-A3B's
-// layers on two cores with AMX: a prompt of 2048 in one step instead of four takes the experts 93 ms a layer instead of 160.
-int64_t step_tokens(int64_t bytes_per_token) {
-  constexpr int64_t kArena = int64_t(256) << 20;
-  return std::clamp<int64_t>(kArena / std::max<int64_t>(bytes_per_token, 1) / 64 * 64, 512, 2048);
-}
-
 Status bind_weights(Context& c) {
   for (const artifact::WeightTensor& w : c.manifest().weights)
     c.weights.push_back({&w, artifact::view_weight(c.artifact, w), artifact::view_scales(c.artifact, w), artifact::view_scales_bf16(c.artifact, w),
@@ -124,6 +117,13 @@ void make_rope_tables(Context& c) {
 
 }  // namespace
 
+// A step reads the weights of every expert that one of its tokens chose, nearly all of them: more tokens share that. Qwen3-30B-A3B's
+// layers on two cores with AMX: a prompt of 2048 in one step instead of four takes the experts 93 ms a layer instead of 160.
+int64_t step_tokens(int64_t bytes_per_token) {
+  constexpr int64_t kArena = int64_t(256) << 20;
+  return std::clamp<int64_t>(kArena / std::max<int64_t>(bytes_per_token, 1) / 64 * 64, 512, 2048);
+}
+
 Result<std::unique_ptr<Context>> load_context(const std::filesystem::path& dir, const LoadOptions& o, hw::ThreadPool& pool) {
   if (o.max_tokens_per_step < 0) return fail(ErrorCode::kUsage, "max_tokens_per_step is {}, expected at least 1, or 0 for as many as pay", o.max_tokens_per_step);
   if (o.kv_pages < 1) return fail(ErrorCode::kUsage, "kv_pages is {}, expected at least 1", o.kv_pages);
@@ -144,7 +144,9 @@ Result<std::unique_ptr<Context>> load_context(const std::filesystem::path& dir, 
   if (o.max_tokens_per_step == 0) c->options.max_tokens_per_step = step_tokens(m.memory.activation_bytes_per_token);
   const int64_t rows = c->options.max_tokens_per_step;
   MI_TRY(c->arena, Region::map(m.memory.activation_bytes_per_token * rows, fmt::format("the activations of {} tokens per step", rows)));
-  c->arena.commit(pool);  // else the first long prompt pays: 90 of 260 ms for 512 tokens of Qwen3-30B-A3B's layers
+  // Else the first long prompt pays: 90 of 260 ms for 512 tokens of Qwen3-30B-A3B's layers. A larger one takes memory only as far
+  // as steps use it: 1048576 rows of a model of 11 million parameters are 9.8 GB, and most steps are far from full.
+  if (rows <= step_tokens(m.memory.activation_bytes_per_token)) c->arena.commit(pool);
   MI_TRY_VOID(make_caches(*c, kind));
   c->max_positions = o.kv_pages * kernels::kPageTokens;
   if (m.model.max_positions > 0) c->max_positions = std::min(c->max_positions, m.model.max_positions);

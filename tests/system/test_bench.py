@@ -60,6 +60,18 @@ def test_engine_is_asked_for(tmp_path):
     error(run("bench", "--engine", tmp_path, "--against-engine", tmp_path, ok=2), 2, "--against")
 
 
+def test_outputs_that_cannot_be_written_are_refused_before_measuring(mini_int8, tmp_path):
+    for path, code, word in (tmp_path / "none" / "x.json", 4, "none"), (tmp_path, 4, "regular"):
+        done = run("bench", "--engine", mini_int8, *GATE, "--force", "--save", path, ok=code)
+        error(done, code, word)
+        assert "prefill" not in done.stdout
+        done = run("profile", "--engine", mini_int8, "--no-probe", "--quiet", "--force", "--html", path, ok=code)
+        error(done, code, word)
+    same = ["--html", tmp_path / "x", "--chrome-trace", tmp_path / "x"]
+    error(run("profile", "--engine", mini_int8, "--no-probe", "--quiet", *same, ok=2), 2, "same file")
+    assert list(tmp_path.iterdir()) == []
+
+
 def shifted(record, path, factor, **changes):
     """The record with speeds times factor (and times divided by it), as a file."""
     r = json.loads(json.dumps(record))
@@ -129,6 +141,10 @@ def test_against_itself_and_against_a_liar(mini_int8, tmp_path):
     worse = run(*flags, "--against", liar, ok=1)
     assert "liar 1" in worse.stdout and "REGRESSION" in worse.stdout
     error(run(*flags, "--against", tmp_path / "none", ok=3), 3, "none")
+
+
+def test_a_baseline_holds_for_rounds_in_turns(mini_int8, saved):
+    run("bench", "--engine", mini_int8, *GATE, "--threshold", "90", "--against", BINARY, "--baseline", saved)
 
 
 def test_history(mini_int8, tmp_path):

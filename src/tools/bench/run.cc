@@ -96,6 +96,7 @@ Result<AgainstOutcome> run_bench_against(const BenchOptions& o, const Path& prog
   exec::LoadOptions load;
   load.kv_type = o.session.kv_type.empty() ? engine.manifest.default_kv : o.session.kv_type;
   load.attention_order.clear();  // nothing is loaded here
+  load.max_tokens_per_step = exec::step_tokens(engine.manifest.memory.activation_bytes_per_token);
   MI_TRY(out.bench.record, begin_record(o, machine, engine.manifest, load));
   AgainstOptions a;
   std::error_code ec;
