@@ -432,6 +432,10 @@ TEST(Engine, TheOrderOfSumsOverABfloat16CacheIsChosenOnce) {
   hw::CpuFeatures plain = machine;
   plain.amx_bf16 = false;
   EXPECT_EQ(with("f32", "tiles", machine)->options().attention_order, "ascending");
+  LoadOptions again = with("f32", "auto", machine)->options();
+  EXPECT_TRUE(Engine::load(model.dir(), again, pool).ok()) << "what was loaded loads again";
+  again.kv_type = "bf16";
+  EXPECT_FALSE(Engine::load(model.dir(), again, pool).ok());
   EXPECT_EQ(with("bf16", "auto", plain)->options().attention_order, "pairs");
   const bool amx = kernels::attention_uses_bf16(kernels::SumOrder::kTiles, machine);
   EXPECT_EQ(with("bf16", "auto", machine)->options().attention_order, amx ? "tiles" : "pairs");

@@ -25,7 +25,7 @@ Result<kernels::SumOrder> attention_order(const std::string& name, kernels::KvKi
     asked = kernels::SumOrder::kPairs;
   else if (name == "tiles")
     asked = kernels::SumOrder::kTiles;
-  else if (name != "auto")
+  else if (name != "auto" && (name != "ascending" || kind == kernels::KvKind::kBF16))  // options() of another engine may say so
     return fail(ErrorCode::kUsage, "unknown attention order '{}': use auto, pairs or tiles", name);
   return kernels::attention_order(kind, asked, cpu);
 }
