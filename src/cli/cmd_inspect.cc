@@ -34,7 +34,7 @@ Result<int> run(const Flags& f) {
     return 0;
   }
   const tools::Card card = tools::make_card(s, available);
-  if (!f.html.empty()) 
+  if (!f.html.empty())
     MI_TRY_VOID(write_output(f.html, f.force,
                              html::page(s.graph.info.name + ": " + s.kind, tools::card_html(card) + "<h2>Graph</h2>\n" +
                                                                                compiler::graph_html(s.graph))));

@@ -41,5 +41,17 @@ struct Amx {
     __asm__ volatile("tilestored %%tmm%c2, (%0,%1,1)" : : "r"(p), "r"(stride), "i"(t) : "memory");
   }
 };
+struct AmxI8 : Amx {
+  template <int c, int a, int b>
+  static void dot() {
+    __asm__ volatile("tdpbssd %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(c), "i"(a), "i"(b));
+  }
+};
+struct AmxBF16 : Amx {
+  template <int c, int a, int b>
+  static void dot() {
+    __asm__ volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(c), "i"(a), "i"(b));
+  }
+};
 
 }  // namespace mi::kernels::MI_ISA

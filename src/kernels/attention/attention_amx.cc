@@ -10,12 +10,7 @@ using namespace avx512;
 
 namespace {
 
-struct Tiles : Amx {
-  template <int c, int a, int b>
-  static void dot() {
-    __asm__ volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(c), "i"(a), "i"(b));
-  }
-};
+using Tiles = AmxBF16;
 
 constexpr int64_t kGroup = 32;        // numbers of a row in a tile
 constexpr int64_t kRows = 16;

@@ -9,20 +9,13 @@ namespace {
 // with four.
 constexpr int64_t kVnniRows = 2;
 
-struct AmxI8 : MI_ISA::Amx {
-  template <int c, int a, int b>
-  static void dot() {
-    __asm__ volatile("tdpbssd %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(c), "i"(a), "i"(b));
-  }
-};
-
 }  // namespace
 
 void gemm_i8_avx512vnni(const GemmArgs& a, const GemmRange& r, void* scratch);
 
 void gemm_i8_amx(const GemmArgs& a, const GemmRange& r, void* scratch) {
   if (r.m_end - r.m_begin <= kVnniRows) return gemm_i8_avx512vnni(a, r, scratch);
-  MI_ISA::tile_gemm<AmxI8>(a, r, scratch);
+  MI_ISA::tile_gemm<MI_ISA::AmxI8>(a, r, scratch);
 }
 
 }  // namespace mi::kernels

@@ -23,7 +23,7 @@ Result<EngineId> identify_engine(const Path& dir, const artifact::Manifest& m);
 struct BenchSettings {
   BenchCases cases;
   std::string kv_type;
-  std::string attention_order;  // as exec::LoadOptions has it once loaded; "": written by a version that had one
+  std::string attention_order;  // as exec::LoadOptions has it once loaded; "": written by a version that had one order only
   int64_t max_tokens_per_step = 0;
   bool operator==(const BenchSettings&) const = default;
 };
