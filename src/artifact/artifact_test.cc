@@ -11,6 +11,10 @@
 namespace mi::artifact {
 namespace {
 
+const ParallelFor last_first = [](int64_t tasks, const auto& f) {
+  for (int64_t i = tasks; i-- > 0;) f(i, 0);
+};
+
 class ArtifactDir : public ::testing::Test {
  protected:
   void SetUp() override {
@@ -34,15 +38,13 @@ class ArtifactDir : public ::testing::Test {
   }
   Result<LoadedArtifact> open(bool check) {
     MI_TRY(LoadedArtifact a, open_artifact(dir_));
-    if (check) MI_TRY_VOID(verify_weights(a));
+    if (check) MI_TRY_VOID(verify_weights(a, last_first));
     return a;
   }
-  // The weights in memory; tasks run one after the other, last first.
+  // The weights in memory.
   Status read(LoadedArtifact* a, std::vector<std::byte>* to, bool check) {
     to->assign(a->bytes.size(), std::byte(0xee));
-    return read_weights(a, *to, check, [](int64_t tasks, const auto& f) {
-      for (int64_t i = tasks; i-- > 0;) f(i, 0);
-    });
+    return read_weights(a, *to, check, last_first);
   }
   void refused(const std::string& words) {
     const auto a = open(true);
@@ -59,7 +61,7 @@ TEST_F(ArtifactDir, OpensWhatWasWritten) {
   int64_t last = 0, total = 0, calls = 0;
   const auto a = open(false);
   ASSERT_TRUE(a.ok()) << a.error().message();
-  ASSERT_TRUE(verify_weights(*a, [&](int64_t d, int64_t t) {
+  ASSERT_TRUE(verify_weights(*a, last_first, [&](int64_t d, int64_t t) {
                 EXPECT_GT(d, last);
                 last = d;
                 total = t;

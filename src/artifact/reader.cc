@@ -20,6 +20,39 @@ Error wrong_checksum(const LoadedArtifact& a, size_t segment) {
       (a.dir / "weights.bin").string(), segment, a.manifest.segments.size(), s.offset, s.offset + s.bytes);
 }
 
+// part(begin, bytes) brings a part of weights.bin into memory; every segment's parts come in order, from one thread.
+template <class Part>
+Status each_segment(const LoadedArtifact& a, bool verify_checksums, const ParallelFor& parallel, const LoadProgress& progress, const Part& part) {
+  const std::vector<Segment>& segments = a.manifest.segments;
+  const int64_t total = int64_t(a.bytes.size());
+  std::vector<Status> results(segments.size());
+  std::atomic<int64_t> done = 0;
+  int64_t told = 0;   // by worker 0
+  const auto tell = [&](int64_t sum) {
+    if (progress && sum > told) progress(told = sum, total);
+  };
+  parallel(int64_t(segments.size()), [&](int64_t task, int worker) {
+    const Segment& s = segments[size_t(task)];
+    Xxh3 hash;
+    for (int64_t at = 0; at < s.bytes; at += kPart) {
+      const int64_t n = std::min(kPart, s.bytes - at);
+      const Result<std::span<const std::byte>> bytes = part(s.offset + at, n);
+      if (!bytes.ok()) {
+        results[size_t(task)] = bytes.error();
+        return;
+      }
+      if (verify_checksums) hash.update(*bytes);
+      const int64_t sum = done.fetch_add(n) + n;
+      if (worker == 0) tell(sum);
+    }
+    if (verify_checksums && hash.digest() != s.xxh3) results[size_t(task)] = wrong_checksum(a, size_t(task));
+  });
+  for (const Status& s : results)
+    if (!s.ok()) return s;
+  tell(done);
+  return {};
+}
+
 }  // namespace
 
 Result<LoadedArtifact> open_artifact(const Path& dir) {
@@ -44,46 +77,23 @@ Result<LoadedArtifact> open_artifact(const Path& dir) {
   return a;
 }
 
-Status verify_weights(const LoadedArtifact& a, const LoadProgress& progress) {
-  int64_t done = 0;
-  for (size_t i = 0; i < a.manifest.segments.size(); ++i) {
-    const Segment& s = a.manifest.segments[i];
-    Xxh3 hash;
-    for (int64_t at = 0; at < s.bytes; at += kPart) {
-      const int64_t part = std::min(kPart, s.bytes - at);
-      hash.update(a.bytes.subspan(size_t(s.offset + at), size_t(part)));
-      done += part;
-      if (progress) progress(done, int64_t(a.bytes.size()));
-    }
-    if (hash.digest() != s.xxh3) return wrong_checksum(a, i);
-  }
-  return {};
+Status verify_weights(const LoadedArtifact& a, const ParallelFor& parallel, const LoadProgress& progress) {
+  return each_segment(a, true, parallel, progress, [&](int64_t begin, int64_t n) -> Result<std::span<const std::byte>> {
+    a.weights.populate(size_t(begin), size_t(n));
+    return a.bytes.subspan(size_t(begin), size_t(n));
+  });
 }
 
 Status read_weights(LoadedArtifact* a, std::span<std::byte> to, bool verify_checksums, const ParallelFor& parallel,
                     const LoadProgress& progress) {
   MI_CHECK_EQ(to.size(), a->bytes.size());
   MI_TRY(const FileReader file, FileReader::open(a->dir / "weights.bin"));
-  const std::vector<Segment>& segments = a->manifest.segments;
-  std::vector<Status> results(segments.size());
-  std::atomic<int64_t> done = 0;
-  parallel(int64_t(segments.size()), [&](int64_t task, int worker) {
-    const Segment& s = segments[size_t(task)];
-    Xxh3 hash;
-    for (int64_t at = 0; at < s.bytes; at += kPart) {
-      const int64_t begin = s.offset + at, n = std::min(kPart, s.bytes - at);
-      const std::span<std::byte> part = to.subspan(size_t(begin), size_t(n));
-      results[size_t(task)] = file.read_at(size_t(begin), part);
-      if (!results[size_t(task)].ok()) return;
-      if (verify_checksums) hash.update(part);
-      const int64_t sum = done.fetch_add(n) + n;
-      if (worker == 0 && progress) progress(sum, int64_t(to.size()));
-    }
-    if (verify_checksums && hash.digest() != s.xxh3) results[size_t(task)] = wrong_checksum(*a, size_t(task));
-  });
-  for (const Status& s : results)
-    if (!s.ok()) return s;
-  if (progress) progress(done, int64_t(to.size()));
+  MI_TRY_VOID(each_segment(*a, verify_checksums, parallel, progress,
+                           [&](int64_t begin, int64_t n) -> Result<std::span<const std::byte>> {
+                             const std::span<std::byte> part = to.subspan(size_t(begin), size_t(n));
+                             MI_TRY_VOID(file.read_at(size_t(begin), part));
+                             return std::span<const std::byte>(part);
+                           }));
   a->weights = MappedFile();
   a->bytes = to;
   return {};

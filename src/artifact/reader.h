@@ -26,11 +26,11 @@ using LoadProgress = std::function<void(int64_t done_bytes, int64_t total_bytes)
 // Errors (kBadInput): not an engine directory, engine.json broken or of a newer format, weights.bin of another size.
 Result<LoadedArtifact> open_artifact(const Path& dir);
 
-// Every segment of weights.bin against its checksum, where it lies; the first that differs is named (kBadInput).
-Status verify_weights(const LoadedArtifact& a, const LoadProgress& progress = {});
-
 // Calls the function for every task in [0, tasks), from any threads; worker 0 is the calling thread.
 using ParallelFor = std::function<void(int64_t tasks, const std::function<void(int64_t task, int worker)>&)>;
+
+// Every segment of weights.bin against its checksum, where it lies; the first that differs is named (kBadInput).
+Status verify_weights(const LoadedArtifact& a, const ParallelFor& parallel, const LoadProgress& progress = {});
 
 // Reads weights.bin into `to` (its size), segment by segment, checking the checksums on the way when asked. The mapping is
 // given up and a->bytes is `to`, which must outlive it.

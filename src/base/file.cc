@@ -130,6 +130,10 @@ void advise(const std::byte* data, size_t size, size_t offset, size_t len, int a
 }
 }  // namespace
 void MappedFile::drop(size_t offset, size_t len) const { advise(data_, size_, offset, len, MADV_DONTNEED); }
+#ifndef MADV_POPULATE_READ
+#define MADV_POPULATE_READ 22   // of Linux 5.14
+#endif
+void MappedFile::populate(size_t offset, size_t len) const { advise(data_, size_, offset, len, MADV_POPULATE_READ); }
 void MappedFile::will_need(size_t offset, size_t len) const { advise(data_, size_, offset, len, MADV_WILLNEED); }
 
 Result<FileWriter> FileWriter::create(const Path& p) {

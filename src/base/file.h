@@ -30,6 +30,8 @@ class MappedFile {
   const Path& path() const { return path_; }
   // Tells the kernel that [offset, offset+len) will not be needed again / is about to be read in order.
   void drop(size_t offset, size_t len) const;
+  // Reads the bytes and maps their pages at once, not fault by fault, where the kernel can.
+  void populate(size_t offset, size_t len) const;
   void will_need(size_t offset, size_t len) const;
 
  private:

@@ -40,17 +40,17 @@ Status place_weights(Context& c) {
   const LoadOptions& o = c.options;
   if (o.weights != "auto" && o.weights != "read" && o.weights != "map")
     return fail(ErrorCode::kUsage, "unknown place for weights '{}': use auto, read or map", o.weights);
+  const artifact::ParallelFor parallel = [&](int64_t tasks, const auto& f) { c.pool->run(tasks, f); };
   const int64_t available = o.weights == "auto" ? hw::available_memory("/") : 0;
   if (o.weights == "map" || (o.weights == "auto" && available - kSpare < bytes)) {
     c.weights_place = fmt::format("{} mapped{}", human_bytes(double(bytes)),
                                   o.weights == "map" ? "" : fmt::format(", slower: {} of memory are available", human_bytes(double(available))));
-    return o.verify_checksums ? artifact::verify_weights(c.artifact, o.progress) : Status();
+    return o.verify_checksums ? artifact::verify_weights(c.artifact, parallel, o.progress) : Status();
   }
   MI_TRY(c.memory, Region::map(bytes, "the weights"));
   c.weights_place = fmt::format("{} read into memory, huge pages asked for", human_bytes(double(bytes)));
   if (!c.memory.place_on(o.weight_nodes)) c.weights_place += ", placed by the kernel: it refused the wish for memory nodes";
-  return artifact::read_weights(&c.artifact, {c.memory.data(), size_t(bytes)}, o.verify_checksums,
-                                [&](int64_t tasks, const auto& f) { c.pool->run(tasks, f); }, o.progress);
+  return artifact::read_weights(&c.artifact, {c.memory.data(), size_t(bytes)}, o.verify_checksums, parallel, o.progress);
 }
 
 Status bind_weights(Context& c) {
