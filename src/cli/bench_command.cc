@@ -91,6 +91,9 @@ Result<int> run(const Flags& f) {
   if (!f.against_engine.empty() && f.against.empty())
     return fail(ErrorCode::kUsage, "--against-engine is the engine of the program that --against names");
 
+  if (!f.against.empty() && f.engine.expert_cache > 0)
+    return fail(ErrorCode::kUsage, "--against compares engines in memory: leave --expert-cache out");
+
   // Whatever can be refused is refused before minutes of measuring.
   tools::CompareOptions c;
   c.threshold = f.threshold / 100;

@@ -90,6 +90,7 @@ Result<int> run(const Flags& f) {
       fmt::print(stderr, "{} prompt tokens, {} generated ({}), first token {}, {:.1f} tok/s\n", c.finish.prompt_tokens,
                  c.finish.completion_tokens, runtime::finish_reason_name(c.finish.reason),
                  human_seconds(c.finish.ttft_seconds), speed);
+    if (const auto stream = s.engine->stream_stats(); f.stats && stream) fmt::print(stderr, "{}\n", tools::stream_text(*stream));
   }
   return 0;
 }

@@ -41,6 +41,7 @@ struct EngineFlags {
   std::string kv_type;
   std::string attention_order = "auto";
   std::string weights = "auto";
+  uint64_t expert_cache = 0;
   bool memory_pool = true;
   bool no_numa = false;
   bool no_checksums = false;

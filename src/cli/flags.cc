@@ -25,10 +25,17 @@ void add_engine_flags(CLI::App& app, EngineFlags* f, bool sequences) {
   app.add_option("--kv-type", f->kv_type, "storage of keys and values: f32, bf16 or int8 (default: the engine's)")
       ->check(CLI::IsMember({"f32", "bf16", "int8"}));
   add_attention_order(app, &f->attention_order);
-  app.add_option("--weights", f->weights,
-                 "read the weights into huge pages, map the file, or auto: read when the memory is there")
-      ->check(CLI::IsMember({"auto", "read", "map"}))
-      ->capture_default_str();
+  CLI::Option* weights =
+      app.add_option("--weights", f->weights,
+                     "read the weights into huge pages, map the file, or auto: read when the memory is there")
+          ->check(CLI::IsMember({"auto", "read", "map"}))
+          ->capture_default_str();
+  app.add_option("--expert-cache", f->expert_cache,
+                 "for engines larger than memory: experts stay on disk and are read as they are chosen, into so much "
+                 "memory; the other weights are read at start. 2gib, 500mb and the like, too")
+      ->transform(CLI::AsSizeValue(true))
+      ->check(CLI::Range(uint64_t(1), uint64_t(1) << 50))
+      ->excludes(weights);
   app.add_option("--memory-pool", f->memory_pool,
                  "true: memory of keys and values, once used, is kept for the next request; false: the kernel gets it "
                  "back when a request ends")
@@ -47,6 +54,7 @@ tools::SessionOptions session_options(const EngineFlags& f) {
   o.kv_type = f.kv_type;
   o.attention_order = f.attention_order;
   o.weights = f.weights;
+  o.expert_cache_bytes = int64_t(f.expert_cache);
   o.memory_pool = f.memory_pool;
   o.numa = !f.no_numa;
   o.verify_checksums = !f.no_checksums;

@@ -9,6 +9,7 @@
 #include "artifact/layout.h"
 #include "artifact/reader.h"
 #include "exec/engine.h"
+#include "exec/expert_stream.h"
 #include "exec/memory.h"
 #include "kernels/attention/attention.h"
 #include "kernels/gemm/gemm.h"
@@ -17,14 +18,21 @@
 
 namespace mi::exec {
 
-// A tensor of weights.bin where it is mapped.
+// A tensor of weights.bin where it lies in memory.
 struct Weight {
   const artifact::WeightTensor* info = nullptr;
-  const std::byte* data = nullptr;
+  const std::byte* data = nullptr;     // null for streamed experts, and so are int4's scales
   const float* scales = nullptr;       // int8, and int4 unless as bfloat16
   const uint16_t* scales_bf16 = nullptr;
   const int32_t* colsums = nullptr;    // int8
   const float* floats() const { return reinterpret_cast<const float*>(data); }   // vectors (validated: plain F32)
+};
+
+// A router, and the next one in the program: the residual stream changes little from layer to layer, so that what the next
+// router says about this one's input tells which experts it will choose.
+struct Foresight {
+  size_t router = 0, next_router = 0, next_route = 0;  // instructions
+  std::vector<size_t> next_groups;                     // of ExpertStream, whose experts next_route chooses
 };
 
 struct Context {
@@ -39,6 +47,13 @@ struct Context {
   std::vector<const kernels::RopeTable*> rope;       // by instruction; null for other ops
   Region memory, arena, kv;                           // memory: the weights, where they were read
   std::string weights_place;
+  std::unique_ptr<ExpertStream> stream;              // with LoadOptions::expert_cache_bytes: a group for each instruction of experts
+  std::vector<int32_t> stream_group;                 // by instruction; -1 for other ops
+  std::vector<int32_t> wanted;                       // experts of the instruction at hand, ascending
+  std::vector<Foresight> foresight;                  // by router
+  std::vector<int32_t> foreseen;                     // experts of the groups in foresight_groups, the likeliest first
+  std::vector<size_t> foreseen_groups;
+  std::vector<kernels::ExpertPlace> places[3];       // by matrix of its group, of those in memory
   std::vector<kernels::KvCache> caches;              // by layer, into kv
   kernels::SumOrder attention_order = kernels::SumOrder::kAscending;   // of every step and row: answers must not depend on how many there are
   int64_t kv_page_bytes = 0;
@@ -70,6 +85,7 @@ struct Context {
       if (w.role == role) return &weights[size_t(w.tensor)];
     return nullptr;
   }
+  size_t index(const artifact::Instr& i) const { return size_t(&i - manifest().program.data()); }
   const float* vector(const artifact::Instr& i, Role role) const {
     const Weight* w = find(i, role);
     return w ? w->floats() : nullptr;
@@ -115,6 +131,18 @@ void run_route(Context& c, const artifact::Instr& i);
 void run_expert_linear(Context& c, const artifact::Instr& i);
 void run_expert_combine(Context& c, const artifact::Instr& i);
 void run_grouped_experts(Context& c, const artifact::Instr& i);
+
+// stream_experts.cc. Instead of reading all weights: those that every step needs, and a stream of the others.
+Status stream_weights(Context& c);
+// Where these experts' matrices lie now, into Context::places.
+void place_streamed(Context& c, const artifact::Instr& i, std::span<const int32_t> experts);
+
+// foresight.cc. What a router's input says about the next layer's experts, into Context::foreseen, right after the router ran.
+std::vector<Foresight> find_foresight(const Context& c);
+void foresee(Context& c, size_t router);
+
+// A linear's product, as run_linear computes it.
+kernels::GemmArgs linear_args(const Context& c, const artifact::Instr& i);
 
 // What grouped_experts wants in its scratch buffer, bytes per token.
 int64_t grouped_scratch_bytes(const Context& c, const artifact::Instr& i);

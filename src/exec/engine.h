@@ -13,6 +13,7 @@
 #include "artifact/types.h"
 #include "base/result.h"
 #include "exec/batch.h"
+#include "exec/stream_stats.h"
 #include "exec/timing.h"
 #include "hw/cpu.h"
 #include "hw/thread_pool.h"
@@ -31,10 +32,16 @@ struct LoadOptions {
   bool verify_checksums = true;
   bool memory_pool = true;             // KV memory stays with the engine once used; false: forget_pages() is called on what is free
   std::string weights = "auto";        // "read" into huge pages, "map" the file, "auto": read when the memory is there
+  // > 0: experts' matrices stay on disk and are read as steps choose them, into so much memory (exec/expert_stream.h); the
+  // other weights are read into memory, but for the embedding, which is mapped. `weights` then must be "auto".
+  int64_t expert_cache_bytes = 0;
   std::vector<int> weight_nodes;       // memory nodes for weights that are read (hw::NumaPlan); empty: as the kernel likes
   std::function<void(int64_t done_bytes, int64_t total_bytes)> progress;   // may be empty
   std::optional<hw::CpuFeatures> cpu;  // kernels are chosen for it instead of hw::cpu(); tests compare ISAs in one process
 };
+
+// Memory that the weights take with these options: read, or in the expert cache; mapped weights count as if they were read.
+int64_t weight_memory(const artifact::Manifest& m, int64_t expert_cache_bytes);
 
 // Rows of a step where LoadOptions::max_tokens_per_step is 0, for a model whose activations take so much per token.
 int64_t step_tokens(int64_t activation_bytes_per_token);
@@ -101,6 +108,7 @@ class Engine {
 
   virtual KernelChoice kernel_choice(size_t instr) const = 0;   // instr: place in the program
   virtual std::vector<MemoryPart> memory() const = 0;
+  virtual std::optional<StreamStats> stream_stats() const = 0;   // where experts are streamed
 
   // "linear layers.*.attn: int8 gemm_i8_avx512vnni": which kernel serves which op, for the start-up print.
   virtual std::vector<std::string> kernel_choices() const = 0;

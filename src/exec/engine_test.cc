@@ -323,6 +323,44 @@ TEST(Engine, WeightsInMemoryOrMappedAreTheSame) {
   EXPECT_EQ(found[0], found[2]);
 }
 
+TEST(Engine, StreamedExpertsGiveTheSameBitsFromACacheOfAnySize) {
+  for (const auto& [name, shape] : shapes()) {
+    if (!shape.moe) continue;
+    const TestModel model(shape);
+    hw::ThreadPool two(2);
+    const auto in_memory = model.load(two);
+    Runner whole(*in_memory, {random_ids(5, 20), random_ids(6, 9)});
+    whole.run_all(1, true);
+    LoadOptions o;
+    o.expert_cache_bytes = int64_t(1) << 30;
+    const int64_t all = model.load(two, o)->memory()[1].bytes;
+    for (const int threads : {1, 3})
+      for (const int64_t part : {1, 2, shape.fused ? 12 : 5}) {   // two layers of six experts: a twelfth is one of them
+        hw::ThreadPool pool(threads);
+        o.expert_cache_bytes = all / part;
+        const auto engine = model.load(pool, o);
+        Runner r(*engine, {random_ids(5, 20), random_ids(6, 9)});
+        for (const int64_t chunk : {1, 7, 0}) {
+          r.run_all(chunk, true);
+          expect_same_bits(r.logits, whole.logits, name + ", a cache for one of " + std::to_string(part));
+        }
+        const StreamStats s = *engine->stream_stats();
+        EXPECT_GT(s.misses, 0);
+        EXPECT_EQ(s.held < s.experts, part > 1) << name << ": " << s.held << " of " << s.experts;
+        if (part == 12) EXPECT_EQ(s.held, 1);
+      }
+  }
+  const TestModel dense(ModelShape{.moe = false});
+  hw::ThreadPool pool(1);
+  LoadOptions o;
+  o.expert_cache_bytes = 1 << 20;
+  const auto refused = Engine::load(dense.dir(), o, pool);
+  ASSERT_FALSE(refused.ok());
+  EXPECT_NE(refused.error().message().find("no experts to stream"), std::string::npos);
+  o.expert_cache_bytes = 1;
+  EXPECT_NE(Engine::load(TestModel(ModelShape{}).dir(), o, pool).error().message().find("are the least that works"), std::string::npos);
+}
+
 TEST(Engine, WeightsGoToMemoryNodesOrSayWhyNot) {
   const TestModel model(ModelShape{});
   hw::ThreadPool pool(1);

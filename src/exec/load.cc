@@ -40,6 +40,7 @@ Status place_weights(Context& c) {
   const LoadOptions& o = c.options;
   if (o.weights != "auto" && o.weights != "read" && o.weights != "map")
     return fail(ErrorCode::kUsage, "unknown place for weights '{}': use auto, read or map", o.weights);
+  if (o.expert_cache_bytes > 0) return stream_weights(c);
   const artifact::ParallelFor parallel = [&](int64_t tasks, const auto& f) { c.pool->run(tasks, f); };
   const int64_t available = o.weights == "auto" ? hw::available_memory("/") : 0;
   if (o.weights == "map" || (o.weights == "auto" && available - kSpare < bytes)) {
@@ -54,9 +55,10 @@ Status place_weights(Context& c) {
 }
 
 Status bind_weights(Context& c) {
-  for (const artifact::WeightTensor& w : c.manifest().weights)
-    c.weights.push_back({&w, artifact::view_weight(c.artifact, w), artifact::view_scales(c.artifact, w), artifact::view_scales_bf16(c.artifact, w),
-                         artifact::view_colsums(c.artifact, w)});
+  if (!c.stream)
+    for (const artifact::WeightTensor& w : c.manifest().weights)
+      c.weights.push_back({&w, artifact::view_weight(c.artifact, w), artifact::view_scales(c.artifact, w), artifact::view_scales_bf16(c.artifact, w),
+                           artifact::view_colsums(c.artifact, w)});
   for (const Instr& i : c.manifest().program) {
     if (i.op == Op::kEmbed) {
       const artifact::WeightTensor& w = *c.find(i, Role::kWeight)->info;

@@ -52,7 +52,7 @@ void run_quantize(Context& c, const Instr& i) {
                         stored_scale(c, i, std::get<QuantizeParams>(i.params).saturate));
 }
 
-void run_linear(Context& c, const Instr& i) {
+kernels::GemmArgs linear_args(const Context& c, const Instr& i) {
   const Weight& w = *c.find(i, Role::kWeight);
   const Operand &x = i.in[0], &y = i.out[0];
   kernels::GemmArgs a;
@@ -76,7 +76,11 @@ void run_linear(Context& c, const Instr& i) {
   }
   a.y = c.floats(y);
   a.y_stride = c.stride(y);
-  kernels::gemm_run(*c.gemm[size_t(gemm_format(w))], a, *c.pool);
+  return a;
+}
+
+void run_linear(Context& c, const Instr& i) {
+  kernels::gemm_run(*c.gemm[size_t(gemm_format(*c.find(i, Role::kWeight)))], linear_args(c, i), *c.pool);
 }
 
 void run_rope(Context& c, const Instr& i, const kernels::RopeTable& table) {

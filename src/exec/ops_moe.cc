@@ -1,5 +1,7 @@
 // Instructions of a mixture of experts.
 
+#include <algorithm>
+
 #include "exec/context.h"
 #include "kernels/route/route.h"
 
@@ -11,7 +13,8 @@ using artifact::Operand;
 
 kernels::RouteRows route_rows(const Context& c, const Operand& r) { return {c.at(r), c.stride(r), r.type.cols}; }
 
-kernels::ExpertWeights expert_weights(const Context& c, const Instr& i, Role role, Role bias_role) {
+// place: of the role among those that are streamed.
+kernels::ExpertWeights expert_weights(const Context& c, const Instr& i, Role role, Role bias_role, size_t place) {
   const Weight& w = *c.find(i, role);
   kernels::ExpertWeights e;
   e.format = gemm_format(w);
@@ -24,11 +27,29 @@ kernels::ExpertWeights expert_weights(const Context& c, const Instr& i, Role rol
   e.scale_bf16 = w.scales_bf16;
   e.group = w.info->group;
   e.colsum = w.colsums;
+  if (c.stream) e.places = c.places[place].data();
   if (const Weight* b = c.find(i, bias_role)) {
     e.bias = b->floats();
     e.bias_stride = b->info->expert_stride / 4;
   }
   return e;
+}
+
+// Runs f for some experts at a time, whose matrices are then in memory: all that the step chose, each once.
+template <typename F>
+void each_streamed_part(Context& c, const Instr& i, const Operand& route, F f) {
+  const kernels::RouteRows r = route_rows(c, route);
+  c.wanted.clear();
+  for (int64_t t = 0; t < c.tokens; ++t) c.wanted.insert(c.wanted.end(), r.ids(t), r.ids(t) + r.k);
+  std::sort(c.wanted.begin(), c.wanted.end());
+  c.wanted.erase(std::unique(c.wanted.begin(), c.wanted.end()), c.wanted.end());
+  c.stream->each_part(size_t(c.stream_group[c.index(i)]), c.wanted, [&](std::span<const int32_t> experts) {
+    // Only now that what this layer needs is being read.
+    if (!c.foreseen_groups.empty()) c.stream->prefetch(c.foreseen_groups, c.foreseen);
+    c.foreseen_groups.clear();
+    place_streamed(c, i, experts);
+    f(experts);
+  });
 }
 
 }  // namespace
@@ -44,14 +65,18 @@ void run_expert_linear(Context& c, const Instr& i) {
   kernels::ExpertLinearArgs a;
   a.tokens = c.tokens;
   a.route = route_rows(c, i.in[1]);
-  a.w = expert_weights(c, i, Role::kWeight, Role::kBias);
+  a.w = expert_weights(c, i, Role::kWeight, Role::kBias, 0);
   a.x = c.at(x);
   a.x_stride = c.stride(x);
   a.x_scale_offset = artifact::q8_scale_offset(c.stride(x));
   a.x_per_pair = x.type.rows == Rows::kPair;
   a.y = c.floats(y);
   a.y_stride = c.stride(y);
-  kernels::expert_linear(a, *c.pool, c.cpu);
+  if (!c.stream) return kernels::expert_linear(a, *c.pool, c.cpu);
+  each_streamed_part(c, i, i.in[1], [&](std::span<const int32_t> experts) {
+    a.only = experts;
+    kernels::expert_linear(a, *c.pool, c.cpu);
+  });
 }
 
 void run_expert_combine(Context& c, const Instr& i) {
@@ -76,9 +101,9 @@ void run_grouped_experts(Context& c, const Instr& i) {
   kernels::GroupedExpertsArgs a;
   a.tokens = c.tokens;
   a.route = route_rows(c, i.in[1]);
-  a.gate = expert_weights(c, i, Role::kGate, Role::kGateBias);
-  a.up = expert_weights(c, i, Role::kUp, Role::kUpBias);
-  a.down = expert_weights(c, i, Role::kDown, Role::kDownBias);
+  a.gate = expert_weights(c, i, Role::kGate, Role::kGateBias, 0);
+  a.up = expert_weights(c, i, Role::kUp, Role::kUpBias, 1);
+  a.down = expert_weights(c, i, Role::kDown, Role::kDownBias, 2);
   const GroupedExpertsParams& p = std::get<GroupedExpertsParams>(i.params);
   a.act = p.activation();
   a.h_scale = stored_scale(c, i, p.saturate);
@@ -92,7 +117,9 @@ void run_grouped_experts(Context& c, const Instr& i) {
   a.out = c.floats(y);
   a.out_stride = c.stride(y);
   a.scratch = c.scratch(i);
-  kernels::grouped_experts(a, *c.pool, c.cpu);
+  if (!c.stream) return kernels::grouped_experts(a, *c.pool, c.cpu);
+  each_streamed_part(c, i, i.in[1], [&](std::span<const int32_t> experts) { kernels::grouped_products(a, experts, *c.pool, c.cpu); });
+  kernels::grouped_sum(a, *c.pool, c.cpu);
 }
 
 int64_t grouped_scratch_bytes(const Context& c, const Instr& i) {

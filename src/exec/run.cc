@@ -15,7 +15,10 @@ void run_instr(Context& c, const Instr& i, size_t index) {
     case Op::kEmbed: return run_embed(c, i);
     case Op::kRmsNorm: return run_norm(c, i);
     case Op::kQuantize: return run_quantize(c, i);
-    case Op::kLinear: return run_linear(c, i);
+    case Op::kLinear:
+      run_linear(c, i);
+      if (c.stream) foresee(c, index);
+      return;
     case Op::kClamp: return run_clamp(c, i);
     case Op::kRope: return run_rope(c, i, *c.rope[index]);
     case Op::kKvAppend: return run_kv_append(c, i);
@@ -68,10 +71,19 @@ class EngineImpl : public Engine {
   }
   KernelChoice kernel_choice(size_t instr) const override { return describe_kernel(*c_, manifest().program[instr]); }
   std::vector<MemoryPart> memory() const override {
-    const auto weights = c_->artifact.bytes;
-    return {{"weights", weights.data(), int64_t(weights.size())},
-            {"KV cache", c_->kv.data(), c_->kv.bytes()},
-            {"activations", c_->arena.data(), c_->arena.bytes()}};
+    std::vector<MemoryPart> parts;
+    if (const ExpertStream* s = c_->stream.get()) {
+      parts.push_back({"weights but experts", c_->memory.data(), c_->memory.bytes()});
+      parts.push_back({"expert cache", s->memory().data(), s->memory().bytes()});
+    } else {
+      parts.push_back({"weights", c_->artifact.bytes.data(), int64_t(c_->artifact.bytes.size())});
+    }
+    parts.push_back({"KV cache", c_->kv.data(), c_->kv.bytes()});
+    parts.push_back({"activations", c_->arena.data(), c_->arena.bytes()});
+    return parts;
+  }
+  std::optional<StreamStats> stream_stats() const override {
+    return c_->stream ? std::optional(c_->stream->stats()) : std::nullopt;
   }
   std::vector<std::string> kernel_choices() const override { return describe_kernels(*c_); }
 

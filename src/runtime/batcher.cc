@@ -413,6 +413,7 @@ void Batcher::refresh_gauges() {
   stats_.kv_pages_reusable = cache.idle_pages();
   stats_.kv_pages_given_up = cache.given_up();
   if (options_.kv_store) stats_.kv_disk = options_.kv_store->stats();
+  if (const auto s = stepper_.stream_stats()) stats_.experts = *s;
 }
 
 }  // namespace mi::runtime

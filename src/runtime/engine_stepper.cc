@@ -47,6 +47,7 @@ class EngineStepper : public Stepper {
   int64_t kv_page_bytes() const override { return engine_.kv_page_bytes(); }
   void save_page(int32_t page, std::span<std::byte> to) const override { engine_.save_page(page, to); }
   void restore_page(int32_t page, std::span<const std::byte> from) override { engine_.restore_page(page, from); }
+  std::optional<exec::StreamStats> stream_stats() const override { return engine_.stream_stats(); }
   void freed(std::span<const int32_t> pages) override {
     if (!engine_.options().memory_pool) engine_.forget_pages(pages);
   }

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <span>
 
+#include "exec/stream_stats.h"
 #include "runtime/kv/store.h"
 #include "runtime/request.h"
 
@@ -40,6 +41,7 @@ struct Stats {
   uint64_t draft_tokens = 0, accepted_draft_tokens = 0;
   uint64_t kv_pages_given_up = 0;  // reusable pages that made room for others
   kv::StoreStats kv_disk;          // zeros without one
+  exec::StreamStats experts;       // read from disk; zeros where all are in memory
   uint64_t generated_tokens = 0;
   uint64_t preemptions = 0;
   uint64_t accepted = 0;

@@ -33,6 +33,8 @@ class Stepper {
   virtual int64_t kv_page_bytes() const { return 0; }
   virtual void save_page(int32_t page, std::span<std::byte> to) const { (void)page, (void)to; }
   virtual void restore_page(int32_t page, std::span<const std::byte> from) { (void)page, (void)from; }
+  // Where experts are streamed from disk.
+  virtual std::optional<exec::StreamStats> stream_stats() const { return {}; }
   // These pages belong to no sequence any more; they may be used again.
   virtual void freed(std::span<const int32_t> pages) { (void)pages; }
   // fn(i) for i in [0, n), in any order and possibly at once; returns when all are done. For sampling between steps.

@@ -121,6 +121,17 @@ void add_kv_disk(Families& f, const runtime::kv::StoreStats& d) {
             {{"operation", "read"}});
 }
 
+void add_expert_stream(Families& f, const exec::StreamStats& s) {
+  f.gauge("metainfer:experts_held", "Experts that --expert-cache has room for; 0 without it.", double(s.held));
+  f.counter("metainfer:expert_cache_hits_total", "Experts that a step wanted and memory had.", double(s.hits));
+  f.counter("metainfer:expert_cache_misses_total", "Experts that a step wanted and had to wait for.", double(s.misses));
+  f.counter("metainfer:expert_prefetches_total", "Experts read before a step wanted them.", double(s.prefetched));
+  f.counter("metainfer:expert_prefetches_used_total", "Those that a step then wanted.", double(s.prefetch_used));
+  f.counter("metainfer:expert_read_bytes_total", "Bytes of experts read from disk.", double(s.bytes_read));
+  f.counter("metainfer:expert_wait_seconds_total", "Time that steps had nothing to do but wait for experts.",
+            double(s.waited_ns) / 1e9);
+}
+
 }  // namespace
 
 std::string metrics_text(ServerContext& c) {
@@ -147,6 +158,7 @@ std::string metrics_text(ServerContext& c) {
   f.counter("metainfer:kv_pages_given_up_total", "Reusable KV pages that made room for others.",
             double(s.kv_pages_given_up));
   add_kv_disk(f, s.kv_disk);
+  add_expert_stream(f, s.experts);
   f.counter("vllm:spec_decode_num_draft_tokens_total", "Tokens guessed ahead.", double(s.draft_tokens));
   f.counter("vllm:spec_decode_num_accepted_tokens_total", "Guesses that were right.", double(s.accepted_draft_tokens));
   f.counter("vllm:num_preemptions_total", "Sequences put back for lack of KV pages.", double(s.preemptions));

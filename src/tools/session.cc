@@ -17,9 +17,9 @@ Result<Session> open_session(const SessionOptions& o) {
   s.dir = o.engine;
   const int threads = o.threads > 0 ? o.threads : hw::advise_threads().threads;
   std::error_code ec;
-  const auto weight_bytes = std::filesystem::file_size(o.engine / "weights.bin", ec);
+  auto weight_bytes = int64_t(std::filesystem::file_size(o.engine / "weights.bin", ec));
   hw::NumaPlan numa;
-  if (o.numa && !ec) numa = hw::plan_numa(hw::memory_nodes("/", hw::allowed_cpus()), threads, int64_t(weight_bytes));
+  if (o.numa && !ec) numa = hw::plan_numa(hw::memory_nodes("/", hw::allowed_cpus()), threads, weight_bytes);
   s.numa = numa.reason;
   s.pool = std::make_unique<hw::ThreadPool>(threads, std::move(numa.worker_cpus));
   MI_TRY(s.text, text::load_model_text(o.engine / "tokenizer"));
@@ -30,6 +30,7 @@ Result<Session> open_session(const SessionOptions& o) {
   l.attention_order = o.attention_order;
   l.verify_checksums = o.verify_checksums;
   l.weights = o.weights;
+  l.expert_cache_bytes = o.expert_cache_bytes;
   l.memory_pool = o.memory_pool;
   l.weight_nodes = std::move(numa.weight_nodes);
   std::unique_ptr<Progress> progress;
@@ -44,6 +45,7 @@ Result<Session> open_session(const SessionOptions& o) {
   {
     MI_TRY(const artifact::LoadedArtifact a, artifact::open_artifact(o.engine));
     positions = a.manifest.model.max_positions;
+    weight_bytes = exec::weight_memory(a.manifest, o.expert_cache_bytes);
     const std::string kv = o.kv_type.empty() ? a.manifest.default_kv : o.kv_type;
     // int8 has a scale (float) per token and head beside its bytes: less than half as much again for heads of 8 and more.
     kv_token_bytes = a.manifest.memory.kv_bytes_per_token_bf16 * (kv == "f32" ? 8 : kv == "bf16" ? 4 : 3) / 4;
@@ -101,6 +103,12 @@ Result<std::shared_ptr<runtime::kv::Store>> Session::open_kv_store(const Path& f
   o.say = std::move(say);
   MI_TRY(std::unique_ptr<runtime::kv::Store> store, runtime::kv::Store::open(o));
   return std::shared_ptr<runtime::kv::Store>(std::move(store));
+}
+
+std::string stream_text(const exec::StreamStats& s) {
+  return fmt::format("experts from disk: {:.1f} % of {} wanted were in memory (room for {} of {}), {} read, {} read ahead of which {} were wanted, {} waited",
+                     100 * s.hit_rate(), s.hits + s.misses, s.held, s.experts, human_bytes(double(s.bytes_read)), s.prefetched, s.prefetch_used,
+                     human_seconds(double(s.waited_ns) / 1e9));
 }
 
 }  // namespace mi::tools

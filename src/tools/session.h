@@ -26,6 +26,7 @@ struct SessionOptions {
   std::string attention_order = "auto";  // exec::LoadOptions::attention_order
   bool verify_checksums = true;
   std::string weights = "auto";  // exec::LoadOptions::weights
+  int64_t expert_cache_bytes = 0;  // exec::LoadOptions::expert_cache_bytes
   bool memory_pool = true;       // exec::LoadOptions::memory_pool
   bool numa = true;              // plan threads and weights over memory nodes, where there are several
   bool quiet = false;            // no loading progress
@@ -54,5 +55,8 @@ struct Session {
 };
 
 Result<Session> open_session(const SessionOptions& o);
+
+// "experts from disk: 83.1 % of 1234 were in memory (room for 512 of 1280), ...": for whoever measured.
+std::string stream_text(const exec::StreamStats& s);
 
 }  // namespace mi::tools

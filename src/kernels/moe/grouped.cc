@@ -27,15 +27,19 @@ GemmArgs part_of(const ExpertWeights& w, const ExpertTask& task) {
   g.m = task.rows;
   g.n = std::min(w.n, task.tile_end * kNTile) - col;
   g.k = w.k;
-  g.w = static_cast<const char*>(w.w) + e * w.expert_stride + task.tile_begin * tile_bytes(w);
+  const ExpertPlace* place = w.places ? w.places + e : nullptr;
+  const char* matrix = place ? static_cast<const char*>(place->w) : static_cast<const char*>(w.w) + e * w.expert_stride;
+  g.w = matrix + task.tile_begin * tile_bytes(w);
   if (w.format == GemmFormat::kI8) {
     g.w_scale = w.scale + e * pad_n(w.n) + col;
     g.w_colsum = w.colsum + e * pad_n(w.n) + col;
   }
   if (w.format == GemmFormat::kI4) {
-    const int64_t at = (e * pad_n(w.n) + col) * int4_groups(w.k, w.group);
-    g.w_scale = w.scale ? w.scale + at : nullptr;
-    g.w_scale_bf16 = w.scale_bf16 ? w.scale_bf16 + at : nullptr;
+    const float* scale = place ? place->scale : w.scale;
+    const uint16_t* scale_bf16 = place ? place->scale_bf16 : w.scale_bf16;
+    const int64_t at = ((place ? 0 : e * pad_n(w.n)) + col) * int4_groups(w.k, w.group);
+    g.w_scale = scale ? scale + at : nullptr;
+    g.w_scale_bf16 = scale_bf16 ? scale_bf16 + at : nullptr;
     g.group = w.group;
   }
   if (w.bias) g.bias = w.bias + e * w.bias_stride + col;
@@ -73,7 +77,14 @@ struct Scratch {
         q_stride(gemm_takes_q8(down) ? q8_row_bytes(inter) : 0),
         y_stride(round64(hidden * 4)) {}
   int64_t bytes_per_pair() const { return h_stride + q_stride + y_stride; }
+  // Of a step: h, then q, then y.
+  char* h(const GroupedExpertsArgs& a) const { return static_cast<char*>(a.scratch); }
+  char* q(const GroupedExpertsArgs& a) const { return h(a) + a.tokens * a.route.k * h_stride; }
+  float* y(const GroupedExpertsArgs& a) const {
+    return reinterpret_cast<float*>(q(a) + a.tokens * a.route.k * q_stride);
+  }
 };
+Scratch scratch_of(const GroupedExpertsArgs& a) { return {a.down.n, a.gate.n, a.down.format}; }
 
 }  // namespace
 
@@ -85,7 +96,7 @@ void expert_linear(const ExpertLinearArgs& a, hw::ThreadPool& pool, const hw::Cp
   if (a.tokens == 0) return;
   const GemmKernel& kernel = select_gemm(a.w.format, cpu);
   ExpertPlan& plan = ExpertPlan::of_this_thread();
-  plan.sort(a.route, a.tokens, a.w.experts);
+  plan.sort(a.route, a.tokens, a.w.experts, a.only);
   const std::span<const ExpertTask> tasks = plan.split(pad_n(a.w.n) / kNTile, pool.threads());
   const bool stream = gemm_streams(a.y, a.y_stride, a.tokens * a.route.k);
   run_tasks(pool, int64_t(tasks.size()), [&](int64_t i, int) {
@@ -95,20 +106,25 @@ void expert_linear(const ExpertLinearArgs& a, hw::ThreadPool& pool, const hw::Cp
 }
 
 void grouped_experts(const GroupedExpertsArgs& a, hw::ThreadPool& pool, const hw::CpuFeatures& cpu) {
+  grouped_products(a, {}, pool, cpu);
+  grouped_sum(a, pool, cpu);
+}
+
+void grouped_products(const GroupedExpertsArgs& a, std::span<const int32_t> only, hw::ThreadPool& pool,
+                      const hw::CpuFeatures& cpu) {
   if (a.tokens == 0) return;
   const int64_t inter = a.gate.n, hidden = a.down.n, pairs = a.tokens * a.route.k;
   MI_DCHECK(a.up.n == inter && a.down.k == inter && a.gate.k == a.up.k, "gate [{}, {}], up [{}, {}], down [{}, {}]",
             a.gate.n, a.gate.k, a.up.n, a.up.k, a.down.n, a.down.k);
   MI_DCHECK(a.gate.format == a.up.format, "gate and up of different formats");
-  const Scratch s(hidden, inter, a.down.format);
-  char* const h = static_cast<char*>(a.scratch);
-  char* const q = h + pairs * s.h_stride;
-  float* const y = reinterpret_cast<float*>(q + pairs * s.q_stride);
+  const Scratch s = scratch_of(a);
+  char *const h = s.h(a), *const q = s.q(a);
+  float* const y = s.y(a);
   const auto activate = MI_PICK(activation_impl, cpu);
   const GemmKernel& in = select_gemm(a.gate.format, cpu);
   const GemmKernel& out = select_gemm(a.down.format, cpu);
   ExpertPlan& plan = ExpertPlan::of_this_thread();
-  plan.sort(a.route, a.tokens, a.gate.experts);
+  plan.sort(a.route, a.tokens, a.gate.experts, only);
 
   // Gate and up for some columns of some rows, side by side in this thread's memory, and the activation on them while
   // they are in the cache. Who finishes a block of rows quantizes it: one task, if it has all columns.
@@ -156,9 +172,12 @@ void grouped_experts(const GroupedExpertsArgs& a, hw::ThreadPool& pool, const hw
     product(out, a.down, tasks[size_t(i)], weights_after(tasks, i, a.down, pool.threads()), s.q_stride ? q : h,
             s.q_stride ? s.q_stride : s.h_stride, q8_scale_offset(inter), plan.pairs(), y, s.y_stride, plan.pairs(), stream);
   });
+}
 
-  expert_combine({a.tokens, hidden, a.route, y, s.y_stride, a.residual, a.residual_stride, a.out, a.out_stride}, pool,
-                 cpu);
+void grouped_sum(const GroupedExpertsArgs& a, hw::ThreadPool& pool, const hw::CpuFeatures& cpu) {
+  const Scratch s = scratch_of(a);
+  expert_combine({a.tokens, a.down.n, a.route, s.y(a), s.y_stride, a.residual, a.residual_stride, a.out, a.out_stride},
+                 pool, cpu);
 }
 
 }  // namespace mi::kernels

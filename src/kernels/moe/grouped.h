@@ -5,6 +5,7 @@
 // idle. Everything is computed per row, so a token's result does not depend on the other tokens of the step.
 
 #include <cstdint>
+#include <span>
 
 #include "hw/cpu.h"
 #include "hw/thread_pool.h"
@@ -13,6 +14,13 @@
 #include "tensor/op.h"
 
 namespace mi::kernels {
+
+// Where one expert's matrix lies, and its scales when they are int4's: in one of two types.
+struct ExpertPlace {
+  const void* w = nullptr;
+  const float* scale = nullptr;
+  const uint16_t* scale_bf16 = nullptr;
+};
 
 // E packed matrices [n, k] behind each other, as artifact::WeightTensor describes them.
 struct ExpertWeights {
@@ -26,6 +34,7 @@ struct ExpertWeights {
   const int32_t* colsum = nullptr;  // int8: [E][pad_n(n)]
   const float* bias = nullptr;      // [E][n] with bias_stride floats between experts, or none
   int64_t bias_stride = 0;
+  const ExpertPlace* places = nullptr;  // [E]: instead of w, and of int4's scales, for matrices that lie anywhere
 };
 
 // Rows of kRoute: int32 ids [k] (ascending, each in [0, E)), then float weights [k].
@@ -50,6 +59,7 @@ struct ExpertLinearArgs {
   bool x_per_pair = false;
   float* y = nullptr;  // [tokens * k, n]
   int64_t y_stride = 0;
+  std::span<const int32_t> only;  // the pairs of these experts and no others; empty: all
 };
 void expert_linear(const ExpertLinearArgs& a, hw::ThreadPool& pool, const hw::CpuFeatures& cpu = hw::cpu());
 
@@ -84,6 +94,12 @@ struct GroupedExpertsArgs {
   StoredScale h_scale;
 };
 void grouped_experts(const GroupedExpertsArgs& a, hw::ThreadPool& pool, const hw::CpuFeatures& cpu = hw::cpu());
+
+// The same in parts, for experts that are not all in memory at once: products for some experts at a time (empty: all),
+// each expert that a token chose once, in any order; then the sum of what they left in scratch.
+void grouped_products(const GroupedExpertsArgs& a, std::span<const int32_t> only, hw::ThreadPool& pool,
+                      const hw::CpuFeatures& cpu = hw::cpu());
+void grouped_sum(const GroupedExpertsArgs& a, hw::ThreadPool& pool, const hw::CpuFeatures& cpu = hw::cpu());
 
 // Scratch of grouped_experts for one token with k experts; linear in tokens; a multiple of 64. hidden = H, inter = I.
 int64_t grouped_scratch_bytes_per_token(int64_t k, int64_t hidden, int64_t inter, GemmFormat down);

@@ -134,6 +134,32 @@ struct Experts {
   }
 };
 
+// Each expert's matrix, and its scales when int4, in memory of its own.
+struct Scattered {
+  std::vector<AlignedBytes> memory;
+  std::vector<ExpertPlace> places;
+
+  explicit Scattered(const Experts& x) {
+    for (const PackedMatrix& m : x.each) {
+      const auto copy = [&](const AlignedBytes& from, int64_t bytes) {
+        memory.emplace_back(bytes);
+        std::memcpy(memory.back().as<char>(), from.as<char>(), size_t(bytes));
+        return memory.back().as<char>();
+      };
+      ExpertPlace p;
+      p.w = copy(m.packed, m.bytes);
+      if (x.w.format == GemmFormat::kI4 && x.w.scale) p.scale = reinterpret_cast<const float*>(copy(m.scale, m.scale.size()));
+      if (x.w.scale_bf16) p.scale_bf16 = reinterpret_cast<const uint16_t*>(copy(m.scale_bf16, m.scale_bf16.size()));
+      places.push_back(p);
+    }
+  }
+  void give(ExpertWeights* w) const {
+    w->places = places.data();
+    w->w = nullptr;
+    if (w->format == GemmFormat::kI4) w->scale = nullptr, w->scale_bf16 = nullptr;
+  }
+};
+
 struct Route {
   int64_t stride;
   AlignedBytes data;
@@ -183,7 +209,9 @@ struct MoeCase {
     for (int64_t i = 0; i < s.tokens * s.hidden; ++i) residual.as<float>()[i] = normal(rng);
   }
 
-  std::vector<float> grouped(const ActivationParams& act, int threads, const hw::CpuFeatures& cpu, StoredScale h_scale = {}) const {
+  // parts: experts' products in two calls, the later experts first, with matrices that lie one by one.
+  std::vector<float> grouped(const ActivationParams& act, int threads, const hw::CpuFeatures& cpu, StoredScale h_scale = {},
+                             bool parts = false) const {
     std::vector<float> out(size_t(s.tokens * s.hidden), -1.0f);
     AlignedBytes scratch(s.tokens * grouped_scratch_bytes_per_token(s.k, s.hidden, s.inter, s.down));
     hw::ThreadPool pool(threads);
@@ -203,7 +231,19 @@ struct MoeCase {
     a.out_stride = s.hidden * 4;
     a.scratch = scratch.as<char>();
     a.h_scale = h_scale;
-    grouped_experts(a, pool, cpu);
+    if (!parts) {
+      grouped_experts(a, pool, cpu);
+      return out;
+    }
+    const Scattered g(gate), u(up), d(down);
+    g.give(&a.gate);
+    u.give(&a.up);
+    d.give(&a.down);
+    std::vector<int32_t> later, earlier;
+    for (int32_t e = 0; e < s.experts; ++e) (e < s.experts / 3 ? earlier : later).push_back(e);
+    grouped_products(a, later, pool, cpu);
+    grouped_products(a, earlier, pool, cpu);
+    grouped_sum(a, pool, cpu);
     return out;
   }
 
@@ -284,6 +324,16 @@ TEST(GroupedExperts, EqualsTheChainOfSingleOpsOnEveryBuild) {
   }
 }
 
+TEST(GroupedExperts, InPartsWithScatteredMatricesIsTheSame) {
+  for (const Shape& s : kShapes) {
+    const MoeCase c(s);
+    for (const auto& cpu : builds())
+      for (int threads : {1, 3})
+        EXPECT_TRUE(same_bits(c.grouped(kActivations[0], threads, cpu, {}, true), c.grouped(kActivations[0], threads, cpu)))
+            << s.tokens << " tokens, " << threads << " threads " << hw::describe(cpu);
+  }
+}
+
 TEST(GroupedExperts, StoredScalesOfTheActivation) {
   for (const Shape& s : kShapes) {
     if (!gemm_takes_q8(s.down)) continue;
@@ -310,6 +360,16 @@ TEST(ExpertLinear, EachPairUsesItsExpert) {
   std::vector<float> y(size_t(s.tokens * s.k * s.inter));
   expert_linear({s.tokens, c.route.rows, c.gate.w, c.x.data.as<char>(), c.x.stride, 0, false, y.data(), s.inter * 4},
                 pool);
+  std::vector<float> some(y.size(), -1.0f);  // expert 4's pairs alone
+  const int32_t only[] = {4};
+  ExpertLinearArgs part{s.tokens, c.route.rows, c.gate.w, c.x.data.as<char>(), c.x.stride, 0, false, some.data(), s.inter * 4};
+  part.only = only;
+  expert_linear(part, pool);
+  for (int64_t p = 0; p < s.tokens * s.k; ++p)
+    for (int64_t n = 0; n < s.inter; ++n) {
+      const size_t at = size_t(p * s.inter + n);
+      EXPECT_EQ(some[at], c.route.rows.ids(p / s.k)[p % s.k] == 4 ? y[at] : -1.0f);
+    }
   for (int64_t t = 0; t < s.tokens; ++t)
     for (int64_t j = 0; j < s.k; ++j) {
       const int64_t e = c.route.rows.ids(t)[j];

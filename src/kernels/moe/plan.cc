@@ -11,24 +11,28 @@ ExpertPlan& ExpertPlan::of_this_thread() {
   return plan;
 }
 
-void ExpertPlan::sort(const RouteRows& route, int64_t tokens, int64_t experts) {
+void ExpertPlan::sort(const RouteRows& route, int64_t tokens, int64_t experts, std::span<const int32_t> only) {
   start_.assign(size_t(experts) + 1, 0);
-  pairs_.resize(size_t(tokens * route.k));
-  tokens_.resize(pairs_.size());
-  for (int64_t t = 0; t < tokens; ++t)
-    for (int64_t j = 0; j < route.k; ++j) {
-      const int32_t e = route.ids(t)[j];
-      MI_CHECK(e >= 0 && e < experts, "token {} chose expert {} of {}", t, e, experts);
-      ++start_[size_t(e) + 1];
-    }
+  left_out_.assign(size_t(experts), !only.empty());
+  for (const int32_t e : only) left_out_[size_t(e)] = false;
+  const auto each_pair = [&](auto f) {
+    for (int64_t t = 0; t < tokens; ++t)
+      for (int64_t j = 0; j < route.k; ++j) {
+        const int32_t e = route.ids(t)[j];
+        MI_CHECK(e >= 0 && e < experts, "token {} chose expert {} of {}", t, e, experts);
+        if (!left_out_[size_t(e)]) f(t, j, size_t(e));
+      }
+  };
+  each_pair([&](int64_t, int64_t, size_t e) { ++start_[e + 1]; });
   for (size_t e = 0; e < size_t(experts); ++e) start_[e + 1] += start_[e];
+  pairs_.resize(size_t(start_.back()));
+  tokens_.resize(pairs_.size());
   next_ = start_;
-  for (int64_t t = 0; t < tokens; ++t)
-    for (int64_t j = 0; j < route.k; ++j) {
-      const size_t at = size_t(next_[size_t(route.ids(t)[j])]++);
-      pairs_[at] = int32_t(t * route.k + j);
-      tokens_[at] = int32_t(t);
-    }
+  each_pair([&](int64_t t, int64_t j, size_t e) {
+    const size_t at = size_t(next_[e]++);
+    pairs_[at] = int32_t(t * route.k + j);
+    tokens_[at] = int32_t(t);
+  });
 }
 
 std::span<const ExpertTask> ExpertPlan::split(int64_t tiles, int threads) {

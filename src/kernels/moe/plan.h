@@ -27,8 +27,9 @@ class ExpertPlan {
  public:
   static ExpertPlan& of_this_thread();
 
-  // A stable counting sort of the pairs by expert. ids outside [0, experts) are a bug.
-  void sort(const RouteRows& route, int64_t tokens, int64_t experts);
+  // A stable counting sort of the pairs by expert, those of `only` or, when it is empty, all. ids outside [0, experts)
+  // are a bug.
+  void sort(const RouteRows& route, int64_t tokens, int64_t experts, std::span<const int32_t> only = {});
 
   // Tasks for products with `tiles` column tiles. The row blocks of a column block are neighbours in the order: its
   // weights are still in a cache.
@@ -41,6 +42,7 @@ class ExpertPlan {
 
  private:
   std::vector<int32_t> start_, next_, pairs_, tokens_;
+  std::vector<bool> left_out_;
   std::vector<ExpertTask> tasks_;
   std::unique_ptr<std::atomic<int32_t>[]> left_;
   size_t left_size_ = 0;

@@ -48,6 +48,9 @@ std::string settings_difference(const BenchSettings& a, const BenchSettings& b) 
   if (a.attention_order != b.attention_order && !a.attention_order.empty() && !b.attention_order.empty())
     return fmt::format("attention adds {} here and {} there: use --attention-order {}", a.attention_order, b.attention_order,
                        b.attention_order);
+  if (a.expert_cache_bytes != b.expert_cache_bytes)
+    return fmt::format("the expert cache is {} here and {} there (0: all experts in memory): use the same --expert-cache",
+                       human_bytes(double(a.expert_cache_bytes)), human_bytes(double(b.expert_cache_bytes)));
   if (a.max_tokens_per_step != b.max_tokens_per_step)
     return fmt::format("steps hold up to {} tokens here and {} there: save a new baseline", a.max_tokens_per_step,
                        b.max_tokens_per_step);

@@ -63,7 +63,7 @@ Status parse_row(const Json& j, const std::string& what, BenchRecord* r) {
 }
 
 Result<BenchSettings> parse_settings(const Json& j, const std::string& what) {
-  MI_TRY_VOID(refuse_unknown_keys(j, {"prefill", "decode", "batch", "kv_type", "attention_order", "max_tokens_per_step"}, what));
+  MI_TRY_VOID(refuse_unknown_keys(j, {"prefill", "decode", "batch", "kv_type", "attention_order", "max_tokens_per_step", "expert_cache_bytes"}, what));
   BenchSettings s;
   MI_TRY(s.cases.prefill, json_get<std::vector<int64_t>>(j, "prefill", what));
   MI_TRY(s.cases.decode, json_get<std::vector<int64_t>>(j, "decode", what));
@@ -73,6 +73,9 @@ Result<BenchSettings> parse_settings(const Json& j, const std::string& what) {
     MI_TRY(s.attention_order, json_get<std::string>(j, "attention_order", what));
   }
   MI_TRY(s.max_tokens_per_step, json_get<int64_t>(j, "max_tokens_per_step", what));
+  if (j.contains("expert_cache_bytes")) {
+    MI_TRY(s.expert_cache_bytes, json_get<int64_t>(j, "expert_cache_bytes", what));
+  }
   return s;
 }
 
@@ -110,6 +113,7 @@ Json record_json(const BenchRecord& r) {
                    {"kv_type", r.settings.kv_type},
                    {"attention_order", r.settings.attention_order},
                    {"max_tokens_per_step", r.settings.max_tokens_per_step}};
+  if (r.settings.expert_cache_bytes > 0) j["settings"]["expert_cache_bytes"] = r.settings.expert_cache_bytes;
   j["load_s"] = r.load_s;
   j["peak_bytes"] = r.peak_bytes ? Json(*r.peak_bytes) : Json(nullptr);
   j["rows"] = Json::array();

@@ -25,6 +25,7 @@ struct BenchSettings {
   std::string kv_type;
   std::string attention_order;  // as exec::LoadOptions has it once loaded; "": written by a version that had one order only
   int64_t max_tokens_per_step = 0;
+  int64_t expert_cache_bytes = 0;  // 0: all experts in memory
   bool operator==(const BenchSettings&) const = default;
 };
 

@@ -43,7 +43,7 @@ Result<BenchRecord> begin_record(const BenchOptions& o, const Machine& machine, 
   r.when = utc_now();
   r.machine = machine;
   MI_TRY(r.engine, identify_engine(o.session.engine, m));
-  r.settings = {o.cases, load.kv_type, load.attention_order, load.max_tokens_per_step};
+  r.settings = {o.cases, load.kv_type, load.attention_order, load.max_tokens_per_step, load.expert_cache_bytes};
   if (o.before_measuring) MI_TRY_VOID(o.before_measuring(r));
   return r;
 }
@@ -66,6 +66,7 @@ Result<BenchOutcome> run_bench(const BenchOptions& o) {
   MI_TRY(out.record, begin_record(o, machine, s.engine->manifest(), s.engine->options()));
   out.record.load_s = load_s;
   add_rows(s.engine->manifest(), measure(*s.engine, o.cases, o.rounds), &out.record);
+  if (const auto stream = s.engine->stream_stats()) out.notes.push_back(stream_text(*stream));
   const auto after = hw::process_memory();
   if (!after.ok())
     out.notes.push_back("memory peak: " + after.error().message());

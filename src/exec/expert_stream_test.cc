@@ -1,0 +1,133 @@
+#include "exec/expert_stream.h"
+
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <fstream>
+#include <numeric>
+
+#include "exec/test_model.h"
+
+namespace mi::exec {
+namespace {
+
+using testing::TempDir;
+
+// Two groups of experts whose bytes tell who they are: the second has two matrices, of sizes and places that are no
+// multiples of a page, and the last one ends with the file.
+struct Weights {
+  TempDir dir;
+  std::filesystem::path file = dir.path / "weights.bin";
+  std::vector<ExpertStream::Group> groups = {{5, 2, {{4096, 8192, 8192}}}, {3, 1, {{46000, 5000, 4900}, {62000, 64, 64}}}};
+  std::vector<std::byte> bytes;
+
+  Weights() {
+    for (uint64_t i = 0; i < 62000 + 3 * 64; ++i) bytes.push_back(std::byte(random_u64(1, i)));
+    std::ofstream(file, std::ios::binary).write(reinterpret_cast<const char*>(bytes.data()), std::streamsize(bytes.size()));
+  }
+  std::unique_ptr<ExpertStream> open(int64_t cache) const {
+    auto s = ExpertStream::open(file, groups, cache);
+    MI_CHECK(s.ok(), "{}", s.error().message());
+    return std::move(s).value();
+  }
+  // Runs a step's instruction; how many experts came in each part.
+  std::vector<size_t> want(ExpertStream& s, size_t group, const std::vector<int32_t>& experts) const {
+    std::vector<size_t> parts;
+    std::vector<int32_t> seen;
+    s.each_part(group, experts, [&](std::span<const int32_t> part) {
+      parts.push_back(part.size());
+      for (const int32_t e : part) {
+        seen.push_back(e);
+        for (size_t m = 0; m < groups[group].matrices.size(); ++m) {
+          const ExpertStream::Matrix& x = groups[group].matrices[m];
+          EXPECT_EQ(std::memcmp(s.at(group, e, m), &bytes[size_t(x.offset + e * x.stride)], size_t(x.bytes)), 0) << group << ", " << e << ", " << m;
+        }
+      }
+    });
+    std::sort(seen.begin(), seen.end());
+    EXPECT_EQ(seen, experts) << "each once";
+    return parts;
+  }
+};
+
+constexpr int64_t kSmall = 8192, kLarge = 3 * 4096 + 2 * 4096;   // slots of the two groups
+constexpr int64_t kAll = 5 * kSmall + 3 * kLarge;
+
+TEST(ExpertStream, TheRightBytesWithRoomForAnyNumber) {
+  const Weights w;
+  for (const int64_t cache : {kSmall + kLarge, kSmall + kLarge + 20000, kAll, 10 * kAll}) {
+    const auto s = w.open(cache);
+    EXPECT_LE(s->memory().bytes(), cache);
+    for (uint64_t step = 0; step < 200; ++step) {
+      std::vector<int32_t> experts;
+      const size_t group = step % 2;
+      for (int32_t e = 0; e < w.groups[group].experts; ++e)
+        if (random_u64(2, step * 8 + uint64_t(e)) % 2) experts.push_back(e);
+      w.want(*s, group, experts);
+      const int32_t next[] = {int32_t(step % 3), int32_t((step + 1) % 3)};
+      const size_t other[] = {1 - group};
+      s->prefetch(other, next);
+    }
+    const StreamStats stats = s->stats();
+    EXPECT_EQ(stats.experts, 8);
+    EXPECT_EQ(stats.held, cache >= kAll ? 8 : stats.held);
+    if (cache >= kAll) {
+      EXPECT_LE(stats.misses, 8);
+      EXPECT_LE(stats.bytes_read, kAll) << "nothing is read twice";
+    }
+  }
+}
+
+TEST(ExpertStream, WhatWasUsedLastStaysAndSoDoesWhatIsChosenOften) {
+  const Weights w;
+  const int64_t for_three = kSmall + kLarge + (kAll - kSmall - kLarge) * 5 / 8;   // of five small ones
+  const auto hits = [&](ExpertStream& s, int32_t e) {
+    const int64_t before = s.stats().hits;
+    w.want(s, 0, {e});
+    return s.stats().hits > before;
+  };
+  {
+    const auto s = w.open(for_three);
+    for (const int32_t e : {0, 1, 2, 0, 3}) w.want(*s, 0, {e});
+    EXPECT_TRUE(hits(*s, 0));
+    EXPECT_TRUE(hits(*s, 2));
+    EXPECT_FALSE(hits(*s, 1)) << "used longest ago, so it made room for 3";
+  }
+  const auto s = w.open(for_three);
+  const float chances[] = {0.1f, 0.9f, 0.1f, 0.1f, 0.1f};
+  s->set_prior(0, chances);
+  for (const int32_t e : {1, 0, 2, 0, 3}) w.want(*s, 0, {e});
+  EXPECT_TRUE(hits(*s, 1)) << "nearly every token chooses it";
+}
+
+TEST(ExpertStream, ReadsAheadAndCountsWhatThatWasWorth) {
+  const Weights w;
+  const auto s = w.open(kAll);
+  const int32_t ahead[] = {4};
+  const size_t group[] = {0};
+  s->prefetch(group, ahead);
+  w.want(*s, 0, {1, 4});
+  EXPECT_EQ(s->stats().prefetched, 1);
+  EXPECT_EQ(s->stats().prefetch_used, 1);
+  w.want(*s, 0, {4});
+  EXPECT_EQ(s->stats().prefetch_used, 1);
+}
+
+TEST(ExpertStream, RefusesACacheWithoutRoomAndAMissingFile) {
+  const Weights w;
+  auto s = ExpertStream::open(w.file, w.groups, kSmall + kLarge - 1);
+  ASSERT_FALSE(s.ok());
+  EXPECT_EQ(s.error().code(), ErrorCode::kUsage);
+  EXPECT_NE(s.error().message().find("one expert of each size: 28.67 kB are the least"), std::string::npos) << s.error().message();
+  EXPECT_FALSE(ExpertStream::open(w.dir.path / "none", w.groups, kAll).ok());
+}
+
+TEST(ExpertStreamDeathTest, AFileThatWasCutEndsTheProgramWithASentence) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  const Weights w;
+  std::filesystem::resize_file(w.file, 50000);
+  EXPECT_EXIT(w.want(*w.open(kAll), 1, {2}), ::testing::ExitedWithCode(3), "weights.bin: cannot be read at byte .*it ends early");
+}
+
+}  // namespace
+}  // namespace mi::exec

@@ -1,0 +1,174 @@
+// Which weights stay in memory and which are streamed, when the experts' matrices stay on disk.
+
+#include <algorithm>
+#include <atomic>
+
+#include "base/util.h"
+#include "exec/context.h"
+
+namespace mi::exec {
+namespace {
+
+using artifact::Instr;
+using artifact::Manifest;
+using artifact::Packing;
+using artifact::WeightTensor;
+
+// The roles whose matrices an instruction's group has, in its order.
+std::span<const Role> streamed_roles(const Instr& i) {
+  static constexpr Role kGrouped[] = {Role::kGate, Role::kUp, Role::kDown}, kLinear[] = {Role::kWeight};
+  if (i.op == Op::kGroupedExperts) return kGrouped;
+  if (i.op == Op::kExpertLinear) return kLinear;
+  return {};
+}
+
+const WeightTensor& tensor(const Manifest& m, const Instr& i, Role role) {
+  const auto w = std::find_if(i.weights.begin(), i.weights.end(), [&](const artifact::InstrWeight& x) { return x.role == role; });
+  MI_CHECK(w != i.weights.end(), "'{}' of layer {} has no {}", i.name, i.layer, role_name(role));
+  return m.weights[size_t(w->tensor)];
+}
+
+bool has_scale_matrix(const WeightTensor& w) { return w.packing == Packing::kPackedI4; }
+
+// int8's scales and column sums stay in memory: they are a hundredth.
+ExpertStream::Group group_of(const Manifest& m, const Instr& i) {
+  ExpertStream::Group g;
+  g.chosen = i.in[1].type.cols;
+  for (const Role role : streamed_roles(i)) {
+    const WeightTensor& w = tensor(m, i, role);
+    g.experts = w.experts;
+    g.matrices.push_back({w.offset, w.expert_stride, w.expert_stride});
+    if (has_scale_matrix(w)) g.matrices.push_back({w.scale_offset, artifact::scale_bytes(w) / w.experts, artifact::scale_bytes(w) / w.experts});
+  }
+  return g;
+}
+
+enum class Place : uint8_t { kMemory, kStreamed, kMapped };
+std::vector<Place> places(const Manifest& m) {
+  std::vector<Place> all(m.weights.size(), Place::kMemory);
+  for (const Instr& i : m.program) {
+    for (const Role role : streamed_roles(i)) all[size_t(&tensor(m, i, role) - m.weights.data())] = Place::kStreamed;
+    // A step reads a row for each of its tokens and no more.
+    if (i.op == Op::kEmbed) all[size_t(&tensor(m, i, Role::kWeight) - m.weights.data())] = Place::kMapped;
+  }
+  return all;
+}
+
+// A part of weights.bin that is read into memory.
+struct Part {
+  int64_t from = 0, bytes = 0, to = 0;
+};
+
+// Calls f(tensor, from, bytes) for elements, scales and column sums that stay in memory.
+template <typename F>
+void each_kept(const Manifest& m, F f) {
+  const std::vector<Place> where = places(m);
+  for (size_t t = 0; t < m.weights.size(); ++t) {
+    const WeightTensor& w = m.weights[t];
+    if (where[t] == Place::kMapped) continue;
+    if (where[t] == Place::kMemory) f(t, w.offset, w.bytes);
+    if (w.scale_offset > 0 && !(where[t] == Place::kStreamed && has_scale_matrix(w))) f(t, w.scale_offset, artifact::scale_bytes(w));
+    if (w.packing == Packing::kPackedI8) f(t, w.colsum_offset, w.experts * w.n_pad * int64_t(sizeof(int32_t)));
+  }
+}
+
+int64_t kept_bytes(const Manifest& m) {
+  int64_t sum = 0;
+  each_kept(m, [&](size_t, int64_t, int64_t bytes) { sum += artifact::round_up(bytes, artifact::kAlign); });
+  return sum;
+}
+
+Status read_parts(const Context& c, const std::vector<Part>& parts) {
+  MI_TRY(const FileReader file, FileReader::open(c.artifact.dir / "weights.bin"));
+  std::vector<Status> results(parts.size());
+  c.pool->run(int64_t(parts.size()), [&](int64_t i, int) {
+    const Part& p = parts[size_t(i)];
+    results[size_t(i)] = file.read_at(size_t(p.from), {c.memory.data() + p.to, size_t(p.bytes)});
+  });
+  for (const Status& s : results)
+    if (!s.ok()) return s;
+  return {};
+}
+
+}  // namespace
+
+int64_t weight_memory(const Manifest& m, int64_t expert_cache_bytes) {
+  if (expert_cache_bytes <= 0) return m.memory.weight_bytes;
+  int64_t experts = 0;
+  for (const Instr& i : m.program)
+    for (const Role role : streamed_roles(i)) experts += tensor(m, i, role).bytes;
+  return kept_bytes(m) + std::min(expert_cache_bytes, experts);
+}
+
+Status stream_weights(Context& c) {
+  const Manifest& m = c.manifest();
+  if (c.options.weights != "auto")
+    return fail(ErrorCode::kUsage, "weights are read or mapped, or experts are streamed into a cache: leave out one of the two");
+  c.stream_group.assign(m.program.size(), -1);
+  std::vector<ExpertStream::Group> groups;
+  int64_t most_experts = 0;
+  for (size_t n = 0; n < m.program.size(); ++n) {
+    if (streamed_roles(m.program[n]).empty()) continue;
+    c.stream_group[n] = int32_t(groups.size());
+    groups.push_back(group_of(m, m.program[n]));
+    most_experts = std::max(most_experts, groups.back().experts);
+  }
+  if (groups.empty()) return fail(ErrorCode::kUsage, "{}: this model has no experts to stream: leave the expert cache out", c.artifact.dir.string());
+  for (auto& p : c.places) p.resize(size_t(most_experts));
+  if (c.options.verify_checksums) MI_TRY_VOID(artifact::verify_weights(c.artifact, c.options.progress));
+  c.artifact.weights.drop(0, c.artifact.bytes.size());
+
+  MI_TRY(c.memory, Region::map(kept_bytes(m), "the weights but experts"));
+  c.memory.place_on(c.options.weight_nodes);
+  std::vector<Part> parts;
+  int64_t at = 0;
+  const std::vector<Place> where = places(m);
+  for (size_t t = 0; t < m.weights.size(); ++t) {
+    const WeightTensor& w = m.weights[t];
+    c.weights.push_back({&w, where[t] == Place::kMapped ? artifact::view_weight(c.artifact, w) : nullptr, nullptr, nullptr, nullptr});
+  }
+  each_kept(m, [&](size_t t, int64_t from, int64_t bytes) {
+    const WeightTensor& w = m.weights[t];
+    const std::byte* here = c.memory.data() + at;
+    if (from == w.offset)
+      c.weights[t].data = here;
+    else if (w.packing == Packing::kPackedI8 && from == w.colsum_offset)
+      c.weights[t].colsums = reinterpret_cast<const int32_t*>(here);
+    else if (w.packing == Packing::kPackedI4 && w.scale_dtype == DType::kBF16)
+      c.weights[t].scales_bf16 = reinterpret_cast<const uint16_t*>(here);
+    else
+      c.weights[t].scales = reinterpret_cast<const float*>(here);
+    parts.push_back({from, bytes, at});
+    at += artifact::round_up(bytes, artifact::kAlign);
+  });
+  MI_TRY_VOID(read_parts(c, parts));
+
+  MI_TRY(c.stream, ExpertStream::open(c.artifact.dir / "weights.bin", std::move(groups), c.options.expert_cache_bytes));
+  c.stream->commit(*c.pool);
+  c.foresight = find_foresight(c);
+  const StreamStats s = c.stream->stats();
+  c.weights_place = fmt::format("{} read into memory; experts read from disk{} as steps choose them, {} in memory for {} of {}",
+                                human_bytes(double(c.memory.bytes())), c.stream->direct() ? "" : " through the page cache (no direct reads there)",
+                                human_bytes(double(c.stream->memory().bytes())), s.held, s.experts);
+  return {};
+}
+
+void place_streamed(Context& c, const Instr& i, std::span<const int32_t> experts) {
+  const size_t group = size_t(c.stream_group[c.index(i)]);
+  size_t matrix = 0, place = 0;
+  for (const Role role : streamed_roles(i)) {
+    const WeightTensor& w = *c.find(i, role)->info;
+    for (const int32_t e : experts) {
+      kernels::ExpertPlace& p = c.places[place][size_t(e)];
+      p.w = c.stream->at(group, e, matrix);
+      if (!has_scale_matrix(w)) continue;
+      const std::byte* scales = c.stream->at(group, e, matrix + 1);
+      p.scale = w.scale_dtype == DType::kBF16 ? nullptr : reinterpret_cast<const float*>(scales);
+      p.scale_bf16 = w.scale_dtype == DType::kBF16 ? reinterpret_cast<const uint16_t*>(scales) : nullptr;
+    }
+    matrix += has_scale_matrix(w) ? 2 : 1;
+    ++place;
+  }
+}
+
+}  // namespace mi::exec
