@@ -92,6 +92,7 @@ void run_grouped_experts(Context& c, const Instr& i) {
   a.out = c.floats(y);
   a.out_stride = c.stride(y);
   a.scratch = c.scratch(i);
+  a.groups = i.groups;
   kernels::grouped_experts(a, *c.pool, c.cpu);
 }
 

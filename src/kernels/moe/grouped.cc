@@ -112,8 +112,8 @@ void grouped_experts(const GroupedExpertsArgs& a, hw::ThreadPool& pool, const hw
 
   // Gate and up for some columns of some rows, side by side in this thread's memory, and the activation on them while
   // they are in the cache. Who finishes a block of rows quantizes it: one task, if it has all columns.
-  auto tasks = plan.split(pad_n(inter) / kNTile, pool.threads());
-  run_tasks(pool, int64_t(tasks.size()), [&](int64_t i, int) {
+  std::span<const ExpertTask> tasks;
+  const auto gate_up = [&](int64_t i, int) {
     const ExpertTask& task = tasks[size_t(i)];
     GemmArgs gate = part_of(a.gate, task), up = part_of(a.up, task);
     const int64_t stride = round64(gate.n * 4), half = task.rows * stride, gemm_bytes = gemm_scratch_bytes(gate.k);
@@ -148,14 +148,19 @@ void grouped_experts(const GroupedExpertsArgs& a, hw::ThreadPool& pool, const hw
     activate(act);
     if (s.q_stride == 0 || plan.blocks_left(task.row_block).fetch_sub(1, std::memory_order_acq_rel) != 1) return;
     for (int32_t r = 0; r < task.rows; ++r) quantize(r, reinterpret_cast<const float*>(h + pairs_here[r] * s.h_stride));
-  });
-
-  tasks = plan.split(pad_n(hidden) / kNTile, pool.threads());
+  };
   const bool stream = gemm_streams(y, s.y_stride, pairs);
-  run_tasks(pool, int64_t(tasks.size()), [&](int64_t i, int) {
+  const auto down = [&](int64_t i, int) {
     product(out, a.down, tasks[size_t(i)], weights_after(tasks, i, a.down, pool.threads()), s.q_stride ? q : h,
             s.q_stride ? s.q_stride : s.h_stride, q8_scale_offset(inter), plan.pairs(), y, s.y_stride, plan.pairs(), stream);
-  });
+  };
+  for (size_t g = 0; g < std::max<size_t>(a.groups.size(), 1); ++g) {
+    const std::span<const int32_t> only = a.groups.empty() ? std::span<const int32_t>() : a.groups[g];
+    tasks = plan.split(pad_n(inter) / kNTile, pool.threads(), only);
+    run_tasks(pool, int64_t(tasks.size()), gate_up);
+    tasks = plan.split(pad_n(hidden) / kNTile, pool.threads(), only);
+    run_tasks(pool, int64_t(tasks.size()), down);
+  }
 
   expert_combine({a.tokens, hidden, a.route, y, s.y_stride, a.residual, a.residual_stride, a.out, a.out_stride}, pool,
                  cpu);

@@ -5,6 +5,8 @@
 // idle. Everything is computed per row, so a token's result does not depend on the other tokens of the step.
 
 #include <cstdint>
+#include <span>
+#include <vector>
 
 #include "hw/cpu.h"
 #include "hw/thread_pool.h"
@@ -82,6 +84,8 @@ struct GroupedExpertsArgs {
   int64_t out_stride = 0;
   void* scratch = nullptr;  // tokens * grouped_scratch_bytes_per_token, 64-byte aligned
   StoredScale h_scale;
+  // Experts are computed a group at a time, each expert in one group; empty: all at once. The result does not depend on it.
+  std::span<const std::vector<int32_t>> groups;
 };
 void grouped_experts(const GroupedExpertsArgs& a, hw::ThreadPool& pool, const hw::CpuFeatures& cpu = hw::cpu());
 

@@ -70,6 +70,20 @@ TEST(Activation, NearTheExactFunctionAndEqualOnEveryBuild) {
   }
 }
 
+TEST(Activation, QuantizedAsByQuantize) {
+  for (const ActivationParams& p : kActivations)
+    for (const auto& cpu : builds()) {
+      const int64_t rows = 37, cols = 83, stride = q8_row_bytes(cols);
+      Matrix g(rows, cols, 1, 2.0f), u(rows, cols, 2, 2.0f), h(rows, cols);
+      std::vector<char> want(size_t(rows * stride), 1), got(want.size(), 1);
+      hw::ThreadPool pool(3);
+      activation_run(p, g.row(0), g.stride(), u.row(0), u.stride(), rows, cols, h.row(0), h.stride(), pool, cpu);
+      quantize_run(h.row(0), h.stride(), rows, cols, want.data(), stride, pool, cpu);
+      activation_quantize_run(p, g.row(0), g.stride(), u.row(0), u.stride(), rows, cols, got.data(), stride, pool, cpu);
+      EXPECT_EQ(want, got) << int(p.kind) << " " << hw::describe(cpu);
+    }
+}
+
 TEST(Activation, LargeValuesStayFinite) {
   const float big = 3e4f;
   for (const ActivationParams& p : kActivations) {
@@ -183,7 +197,8 @@ struct MoeCase {
     for (int64_t i = 0; i < s.tokens * s.hidden; ++i) residual.as<float>()[i] = normal(rng);
   }
 
-  std::vector<float> grouped(const ActivationParams& act, int threads, const hw::CpuFeatures& cpu, StoredScale h_scale = {}) const {
+  std::vector<float> grouped(const ActivationParams& act, int threads, const hw::CpuFeatures& cpu, StoredScale h_scale = {},
+                             const std::vector<std::vector<int32_t>>& groups = {}) const {
     std::vector<float> out(size_t(s.tokens * s.hidden), -1.0f);
     AlignedBytes scratch(s.tokens * grouped_scratch_bytes_per_token(s.k, s.hidden, s.inter, s.down));
     hw::ThreadPool pool(threads);
@@ -203,6 +218,7 @@ struct MoeCase {
     a.out_stride = s.hidden * 4;
     a.scratch = scratch.as<char>();
     a.h_scale = h_scale;
+    a.groups = groups;
     grouped_experts(a, pool, cpu);
     return out;
   }
@@ -281,6 +297,24 @@ TEST(GroupedExperts, EqualsTheChainOfSingleOpsOnEveryBuild) {
               << s.tokens << " tokens, " << threads << " threads " << hw::describe(cpu);
       }
     }
+  }
+}
+
+TEST(GroupedExperts, GroupsOfExpertsChangeNoBit) {
+  for (const Shape& s : kShapes) {
+    const MoeCase c(s);
+    const std::vector<float> want = c.grouped(kActivations[0], 2, hw::detect_cpu());
+    std::vector<std::vector<int32_t>> pairs, split(3), single(static_cast<size_t>(s.experts));
+    for (int32_t e = 0; e < s.experts; ++e) {
+      if (e % 2 == 0) pairs.emplace_back();
+      pairs.back().push_back(e);
+      split[size_t((e * 5 + 1) % 3)].push_back(e);
+      single[size_t(s.experts - 1 - e)].push_back(e);
+    }
+    for (const auto& groups : {pairs, split, single})
+      for (int threads : {1, 3})
+        EXPECT_TRUE(same_bits(c.grouped(kActivations[0], threads, hw::detect_cpu(), {}, groups), want))
+            << s.tokens << " tokens, " << groups.size() << " groups, " << threads << " threads";
   }
 }
 

@@ -31,13 +31,14 @@ void ExpertPlan::sort(const RouteRows& route, int64_t tokens, int64_t experts) {
     }
 }
 
-std::span<const ExpertTask> ExpertPlan::split(int64_t tiles, int threads) {
-  const size_t experts = start_.size() - 1;
+std::span<const ExpertTask> ExpertPlan::split(int64_t tiles, int threads, std::span<const int32_t> only) {
+  const size_t experts = only.empty() ? start_.size() - 1 : only.size();
+  const auto expert = [&](size_t i) { return only.empty() ? i : size_t(only[i]); };
   // Few rows take the time that reading the weights takes.
   const auto effort = [](int64_t rows) { return std::max<int64_t>(rows, 4); };
   int64_t total = 0, row_blocks = 0;
-  for (size_t e = 0; e < experts; ++e)
-    if (const int64_t rows = start_[e + 1] - start_[e]; rows > 0) {
+  for (size_t i = 0; i < experts; ++i)
+    if (const int64_t rows = start_[expert(i) + 1] - start_[expert(i)]; rows > 0) {
       total += effort(rows) * tiles;
       row_blocks += (rows + kExpertRows - 1) / kExpertRows;
     }
@@ -49,7 +50,8 @@ std::span<const ExpertTask> ExpertPlan::split(int64_t tiles, int threads) {
 
   tasks_.clear();
   int32_t first_block = 0;
-  for (size_t e = 0; e < experts; ++e) {
+  for (size_t i = 0; i < experts; ++i) {
+    const size_t e = expert(i);
     const int32_t rows = start_[e + 1] - start_[e];
     if (rows == 0) continue;
     // Equal row blocks: 65 rows are 33 + 32. Column blocks of a multiple of 4 tiles, what a kernel computes at once,

@@ -31,8 +31,8 @@ class ExpertPlan {
   void sort(const RouteRows& route, int64_t tokens, int64_t experts);
 
   // Tasks for products with `tiles` column tiles. The row blocks of a column block are neighbours in the order: its
-  // weights are still in a cache.
-  std::span<const ExpertTask> split(int64_t tiles, int threads);
+  // weights are still in a cache. only: of these experts; empty: of all.
+  std::span<const ExpertTask> split(int64_t tiles, int threads, std::span<const int32_t> only = {});
 
   const int32_t* pairs() const { return pairs_.data(); }    // sorted position -> pair
   const int32_t* tokens() const { return tokens_.data(); }  // sorted position -> token
