@@ -114,6 +114,7 @@ void fields(S& s, V&& v) requires std::is_same_v<std::remove_const_t<S>, Instr> 
   v("scratch", s.scratch, -1);
   v("weights", s.weights);
   v("params", s.params);
+  v("groups", s.groups, std::vector<std::vector<int32_t>>());
   v("layer_output", s.layer_output, false);
 }
 template <class S, class V>

@@ -31,12 +31,18 @@ constexpr int64_t scale_bytes(const WeightTensor& w) {
              : w.experts * w.n_pad * int64_t(sizeof(float));
 }
 // The lowest version whose programs can read the engine: 2 has int4, 3 scales of activations that saturate, or that are
-// stored with grouped experts.
+// stored with grouped experts, 4 keys that are rotated as they are appended, activations that write int8 and groups of experts.
 inline int needed_format_version(const Manifest& m) {
   const auto stored_scale = [](const Instr& i) {
     if (const auto* q = std::get_if<QuantizeParams>(&i.params)) return q->saturate;
     return i.op == Op::kGroupedExperts && std::any_of(i.weights.begin(), i.weights.end(), [](const InstrWeight& w) { return w.role == Role::kInScale; });
   };
+  const auto fused = [](const Instr& i) {
+    if (!i.groups.empty()) return true;
+    if (const auto* p = std::get_if<KvAppendParams>(&i.params)) return p->rotary_dim != 0;
+    return i.op == Op::kActivation && !i.out.empty() && i.out[0].type.elem == Elem::kQ8;
+  };
+  if (std::any_of(m.program.begin(), m.program.end(), fused)) return 4;
   if (std::any_of(m.program.begin(), m.program.end(), stored_scale)) return 3;
   const auto int4 = [](const WeightTensor& w) { return w.packing == Packing::kPackedI4; };
   return std::any_of(m.weights.begin(), m.weights.end(), int4) || m.model.precision == "w4a8" ? 2 : 1;

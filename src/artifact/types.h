@@ -13,7 +13,7 @@
 
 namespace mi::artifact {
 
-inline constexpr int kFormatVersion = 3;  // an engine of a newer version is refused
+inline constexpr int kFormatVersion = 4;  // an engine of a newer version is refused
 inline constexpr int64_t kSegmentAlign = 2 << 20;
 inline constexpr int64_t kKvPageTokens = 64;
 
@@ -78,6 +78,9 @@ struct Instr {
   int32_t scratch = -1;   // buffer for the kernel's own use, -1 if none
   std::vector<InstrWeight> weights;
   OpParams params;
+  // kGroupedExperts: experts that are computed together, a group after the other, each expert in one group; empty: all at
+  // once. The result does not depend on it.
+  std::vector<std::vector<int32_t>> groups;
   std::string name;           // result's name in the graph, for taps and reports
   bool layer_output = false;  // out[0] is the residual stream after `layer` (after the embedding for layer -1)
 };

@@ -54,7 +54,10 @@ Status validate_facts(const Manifest& m) {
     return refuse("model.precision '{}' is not fp32, bf16, w8a8 or w4a8", f.precision);
   if (const int needed = needed_format_version(m); m.format_version < needed)
     return refuse("engine format {} has no {}, which came with format {}", m.format_version,
-                  needed == 2 ? "int4 weights" : "such scales of activations", needed);
+                  needed == 2   ? "int4 weights"
+                  : needed == 3 ? "such scales of activations"
+                                : "such fused instructions",
+                  needed);
   if (m.default_kv != "f32" && m.default_kv != "bf16" && m.default_kv != "int8")
     return refuse("default_kv '{}' is not f32, bf16 or int8", m.default_kv);
   if (int64_t(m.caches.size()) != f.layers)

@@ -118,6 +118,7 @@ class Checker {
       if (w.tensor < 0 || size_t(w.tensor) >= m_.weights.size()) return refuse("weight {} does not exist", w.tensor);
     for (size_t i = 1; i < in.weights.size(); ++i)
       if (in.weights[i].role <= in.weights[i - 1].role) return refuse("weights are not in the order of their roles");
+    if (!in.groups.empty() && in.op != Op::kGroupedExperts) return refuse("groups go with grouped_experts and with nothing else");
     weights_seen_ = 0;
     residual_ = -1;
     MI_TRY_VOID(std::visit([&](const auto& p) { return op(in, p, state); }, in.params));
@@ -289,6 +290,9 @@ class Checker {
     MI_TRY_VOID(range(p.heads, 1, x.type.cols, "heads"));
     if (x.type.cols % p.heads != 0 || x.type.cols / p.heads != p.head_dim)
       return refuse("{} heads of {} are not {} columns", p.heads, p.head_dim, x.type.cols);
+    return rotation(in, p);
+  }
+  Status rotation(const Instr& in, const RopeParams& p) {
     MI_TRY_VOID(range(p.rotary_dim, 2, p.head_dim, "rotary_dim"));
     if (p.rotary_dim % 2 != 0) return refuse("rotary_dim {} is odd", p.rotary_dim);
     MI_TRY_VOID(positive(p.attention_factor, "attention_factor"));
@@ -309,6 +313,7 @@ class Checker {
       return refuse("keys or values are not {} heads wide", p.kv_heads);
     MI_TRY_VOID(expect(in.in[0], "key", Rows::kToken, Elem::kF32, in.in[0].type.cols));
     MI_TRY_VOID(expect(in.in[1], "value", Rows::kToken, Elem::kF32, in.in[1].type.cols));
+    if (p.rotary_dim != 0) MI_TRY_VOID(rotation(in, p.rope()));
     s->kv = true;
     return expect(in.out[0], "output", Rows::kToken, Elem::kState, 0);
   }
@@ -393,7 +398,7 @@ class Checker {
       MI_TRY_VOID(expect(x, "input", y.type.rows, Elem::kF32, cols));
       MI_TRY_VOID(same_rows(x, y));
     }
-    return expect(y, "output", y.type.rows, Elem::kF32, y.type.cols);
+    return expect(y, "output", y.type.rows, y.type.elem == Elem::kQ8 ? Elem::kQ8 : Elem::kF32, y.type.cols);
   }
   Status op(const Instr& in, const RouteParams& p, LayerState*) {
     MI_TRY_VOID(counts(in, 1, 1, 1, 1));
@@ -450,6 +455,20 @@ class Checker {
     MI_TRY_VOID(pairs(in.in[0], in.in[1]));
     return residual(in, 2);
   }
+  static Status groups(const Instr& in, int64_t experts) {
+    std::vector<bool> seen(static_cast<size_t>(experts));
+    int64_t members = 0;
+    for (const std::vector<int32_t>& group : in.groups) {
+      if (group.empty()) return refuse("a group without experts");
+      for (const int32_t e : group) {
+        if (e < 0 || e >= experts) return refuse("a group has expert {} of {}", e, experts);
+        if (seen[size_t(e)]) return refuse("expert {} is in two groups", e);
+        seen[size_t(e)] = true;
+        ++members;
+      }
+    }
+    return members == experts ? Status() : refuse("the groups have {} of {} experts", members, experts);
+  }
   Status op(const Instr& in, const GroupedExpertsParams& p, LayerState*) {
     MI_TRY_VOID(counts(in, 2, 3, 1, 1));
     MI_TRY_VOID(activation(p.kind, p.alpha, p.limit));
@@ -460,6 +479,7 @@ class Checker {
       return refuse("the input is not token rows of float or int8");
     MI_TRY_VOID(expect(in.out[0], "output", Rows::kToken, Elem::kF32, in.out[0].type.cols));
     MI_TRY_VOID(residual(in, 2));
+    if (!in.groups.empty()) MI_TRY_VOID(groups(in, experts));
     int64_t inner = 0;
     std::optional<Packing> packing;
     bool stored_scale = false;

@@ -143,6 +143,48 @@ TEST_F(Validate, Int4Weights) {
   });
 }
 
+TEST_F(Validate, FusedInstructions) {
+  Manifest m = good_;
+  Instr& append = instr(m, Op::kKvAppend, 0);
+  append.weights = instr(m, Op::kRope, 0).weights;
+  KvAppendParams& p = std::get<KvAppendParams>(append.params);
+  p.rotary_dim = p.k_dim;
+  EXPECT_EQ(needed_format_version(m), 4);
+  good_ = m;
+  refused("has no such fused instructions, which came with format 4", [](Manifest&) {});
+  good_.format_version = 4;
+  const Status s = validate(good_, good_.memory.weight_bytes);
+  EXPECT_TRUE(s.ok()) << s.error().message();
+  refused("odd", [&](Manifest& x) { params<KvAppendParams>(x, Op::kKvAppend, 0).rotary_dim = 3; });
+  refused("rotary_dim", [&](Manifest& x) { params<KvAppendParams>(x, Op::kKvAppend, 0).rotary_dim = 1000; });
+  refused("rotary_dim", [&](Manifest& x) { params<KvAppendParams>(x, Op::kKvAppend, 0).rotary_dim = -2; });
+  refused("attention_factor", [&](Manifest& x) { params<KvAppendParams>(x, Op::kKvAppend, 0).attention_factor = 0; });
+  refused("'inv_freq' is missing", [&](Manifest& x) { instr(x, Op::kKvAppend, 0).weights.clear(); });
+  refused("a weight that this op does not read", [&](Manifest& x) { params<KvAppendParams>(x, Op::kKvAppend, 0).rotary_dim = 0; });
+}
+
+TEST_F(Validate, GroupsOfExperts) {
+  good_.format_version = 4;
+  const auto refused_groups = [&](const std::string& words, std::vector<std::vector<int32_t>> groups) {
+    refused(words, [&](Manifest& m) { instr(m, Op::kGroupedExperts, 0).groups = groups; });
+  };
+  int64_t experts = 0;
+  for (const InstrWeight& w : instr(good_, Op::kGroupedExperts, 0).weights) experts = std::max(experts, good_.weights[size_t(w.tensor)].experts);
+  std::vector<int32_t> all(static_cast<size_t>(experts));
+  for (size_t e = 0; e < all.size(); ++e) all[e] = int32_t(e);
+  Manifest m = good_;
+  instr(m, Op::kGroupedExperts, 0).groups = {{all.back()}, {all.begin(), all.end() - 1}};
+  EXPECT_EQ(needed_format_version(m), 4);
+  const Status s = validate(m, m.memory.weight_bytes);
+  EXPECT_TRUE(s.ok()) << s.error().message();
+  refused_groups("in two groups", {all, {0}});
+  refused_groups("a group has expert -1", {all, {-1}});
+  refused_groups("a group has expert", {all, {int32_t(experts)}});
+  refused_groups("a group without experts", {all, {}});
+  refused_groups("the groups have 1 of", {{0}});
+  refused("groups go with grouped_experts", [&](Manifest& x) { instr(x, Op::kRope, 0).groups = {all}; });
+}
+
 TEST_F(Validate, StoredScales) {
   good_.format_version = 3;
   refused("'in_scale' is missing", [&](Manifest& m) { params<QuantizeParams>(m, Op::kQuantize, 0).saturate = true; });

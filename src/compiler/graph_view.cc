@@ -30,7 +30,7 @@ const char* color_of(const std::string& precision) {
   return "#eeeeee";
 }
 
-// Stacked matrices, a residual taken along, a norm that quantizes, a chain of experts in one.
+// Stacked matrices, a residual taken along, a norm or activation that quantizes, keys rotated on their way, a chain of experts in one.
 std::string fused_of(const ir::Block& b, const ir::Node& n) {
   if (n.op == Op::kGroupedExperts) return "experts in one kernel";
   std::string s;
@@ -38,7 +38,8 @@ std::string fused_of(const ir::Block& b, const ir::Node& n) {
   for (const ir::WeightUse& u : n.weights)
     if (u.role == Role::kWeight && u.weights.size() > 1) add(fmt::format("{} matrices in one", u.weights.size()));
   if (n.op == Op::kLinear && n.in.size() > 1) add("with residual");
-  if (n.op == Op::kRmsNorm)
+  if (const auto* p = std::get_if<KvAppendParams>(&n.params); p && p->rotary_dim > 0) add("with rope");
+  if (n.op == Op::kRmsNorm || n.op == Op::kActivation)
     for (const ir::ValueId v : n.out)
       if (b.values[size_t(v)].type.elem == Elem::kQ8) add("with quantize");
   return s;

@@ -44,7 +44,7 @@ struct Context {
   std::vector<Weight> weights;                       // by tensor
   const kernels::GemmKernel* gemm[4] = {};           // by GemmFormat
   std::vector<std::unique_ptr<kernels::RopeTable>> rope_tables;
-  std::vector<const kernels::RopeTable*> rope;       // by instruction; null for other ops
+  std::vector<const kernels::RopeTable*> rope;       // by instruction; null where nothing is rotated
   Region memory, arena, kv;                           // memory: the weights, where they were read
   std::string weights_place;
   std::unique_ptr<ExpertStream> stream;              // with LoadOptions::expert_cache_bytes: a group for each instruction of experts
@@ -123,7 +123,7 @@ void run_scale(Context& c, const artifact::Instr& i);
 void run_activation(Context& c, const artifact::Instr& i);
 void run_sigmoid_mul(Context& c, const artifact::Instr& i);
 void run_select_rows(Context& c, const artifact::Instr& i);
-void run_kv_append(Context& c, const artifact::Instr& i);
+void run_kv_append(Context& c, const artifact::Instr& i, const kernels::RopeTable* table);
 void run_attention(Context& c, const artifact::Instr& i);
 void run_index_append(Context& c, const artifact::Instr& i);
 void run_index_select(Context& c, const artifact::Instr& i);

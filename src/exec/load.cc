@@ -98,14 +98,21 @@ Status make_caches(Context& c, kernels::KvKind kind) {
   return {};
 }
 
+// rotary_dim 0: the instruction rotates nothing.
+RopeParams rotation(const Instr& i) {
+  if (const auto* rope = std::get_if<RopeParams>(&i.params)) return *rope;
+  const auto* append = std::get_if<KvAppendParams>(&i.params);
+  return append ? append->rope() : RopeParams{};
+}
+
 // Layers usually share their frequencies: one table for each different set.
 void make_rope_tables(Context& c) {
   c.rope.resize(c.manifest().program.size());
   std::vector<std::pair<std::vector<float>, float>> known;
   for (size_t n = 0; n < c.rope.size(); ++n) {
     const Instr& i = c.manifest().program[n];
-    if (i.op != Op::kRope) continue;
-    const RopeParams& p = std::get<RopeParams>(i.params);
+    const RopeParams p = rotation(i);
+    if (p.rotary_dim == 0) continue;
     const float* freq = c.vector(i, Role::kInvFreq);
     std::pair<std::vector<float>, float> key{{freq, freq + p.rotary_dim / 2}, p.attention_factor};
     const size_t at = size_t(std::find(known.begin(), known.end(), key) - known.begin());

@@ -7,9 +7,13 @@ namespace mi::exec {
 using artifact::Instr;
 using artifact::Operand;
 
-void run_kv_append(Context& c, const Instr& i) {
+void run_kv_append(Context& c, const Instr& i, const kernels::RopeTable* table) {
   const Operand &k = i.in[0], &v = i.in[1];
-  kernels::kv_append_run({&c.caches[size_t(i.layer)], &c.kv_step, c.floats(k), c.stride(k), c.floats(v), c.stride(v)}, *c.pool, c.cpu);
+  kernels::KvAppendArgs a{&c.caches[size_t(i.layer)], &c.kv_step, c.floats(k), c.stride(k), c.floats(v), c.stride(v)};
+  a.rope_table = table;
+  a.rope = std::get<KvAppendParams>(i.params).rope();
+  a.positions = c.positions.data();
+  kernels::kv_append_run(a, *c.pool, c.cpu);
 }
 
 void run_attention(Context& c, const Instr& i) {

@@ -105,6 +105,9 @@ void run_activation(Context& c, const Instr& i) {
   const Operand &gate = i.in[0], &h = i.out[0];
   const bool joined = i.in.size() == 1;      // gate | up side by side
   const float* up = joined ? c.floats(gate) + h.type.cols : c.floats(i.in[1]);
+  if (h.type.elem == Elem::kQ8)
+    return kernels::activation_quantize_run(std::get<ActivationParams>(i.params), c.floats(gate), c.stride(gate), up, c.stride(joined ? gate : i.in[1]),
+                                            c.rows(h), h.type.cols, c.at(h), c.stride(h), *c.pool, c.cpu);
   kernels::activation_run(std::get<ActivationParams>(i.params), c.floats(gate), c.stride(gate), up, c.stride(joined ? gate : i.in[1]), c.rows(h),
                           h.type.cols, c.floats(h), c.stride(h), *c.pool, c.cpu);
 }

@@ -117,8 +117,14 @@ void run_grouped_experts(Context& c, const Instr& i) {
   a.out = c.floats(y);
   a.out_stride = c.stride(y);
   a.scratch = c.scratch(i);
-  if (!c.stream) return kernels::grouped_experts(a, *c.pool, c.cpu);
-  each_streamed_part(c, i, i.in[1], [&](std::span<const int32_t> experts) { kernels::grouped_products(a, experts, *c.pool, c.cpu); });
+  const auto products = [&](std::span<const int32_t> experts) { kernels::grouped_products(a, experts, *c.pool, c.cpu); };
+  if (c.stream) {
+    each_streamed_part(c, i, i.in[1], products);
+  } else if (i.groups.empty()) {
+    products({});
+  } else {
+    for (const std::vector<int32_t>& group : i.groups) products(group);
+  }
   kernels::grouped_sum(a, *c.pool, c.cpu);
 }
 

@@ -21,7 +21,7 @@ void run_instr(Context& c, const Instr& i, size_t index) {
       return;
     case Op::kClamp: return run_clamp(c, i);
     case Op::kRope: return run_rope(c, i, *c.rope[index]);
-    case Op::kKvAppend: return run_kv_append(c, i);
+    case Op::kKvAppend: return run_kv_append(c, i, c.rope[index]);
     case Op::kAttention: return run_attention(c, i);
     case Op::kIndexAppend: return run_index_append(c, i);
     case Op::kIndexSelect: return run_index_select(c, i);

@@ -210,8 +210,12 @@ class TestModel {
     if (s_.extras) v = emit(Op::kClamp, {v}, buffer(f32(kv_cols)), {}, ClampParams{-1.5f, 1.5f});
     q = emit(Op::kRmsNorm, {q}, buffer(f32(q_cols)), {{Role::kWeight, norm_weight(s_.dim)}}, NormParams{1e-6f, true, s_.heads});
     q = emit(Op::kRope, {q}, buffer(f32(q_cols)), {{Role::kInvFreq, inv_freq}}, RopeParams{s_.heads, s_.dim, rotary, s_.interleaved, 1.1f});
-    k = emit(Op::kRope, {k}, buffer(f32(kv_cols)), {{Role::kInvFreq, inv_freq}}, RopeParams{s_.kv_heads, s_.dim, rotary, s_.interleaved, 1.1f});
-    emit(Op::kKvAppend, {k, v}, state(), {}, KvAppendParams{s_.kv_heads, s_.dim, s_.dim});
+    if (s_.fused) {
+      emit(Op::kKvAppend, {k, v}, state(), {{Role::kInvFreq, inv_freq}}, KvAppendParams{s_.kv_heads, s_.dim, s_.dim, rotary, s_.interleaved, 1.1f});
+    } else {
+      k = emit(Op::kRope, {k}, buffer(f32(kv_cols)), {{Role::kInvFreq, inv_freq}}, RopeParams{s_.kv_heads, s_.dim, rotary, s_.interleaved, 1.1f});
+      emit(Op::kKvAppend, {k, v}, state(), {}, KvAppendParams{s_.kv_heads, s_.dim, s_.dim});
+    }
     std::vector<Operand> in = {q, state()};
     if (indexed) {
       const Operand qi = linear(n, matrix(s_.kv_heads * s_.dim, s_.hidden)), ki = linear(n, matrix(s_.dim, s_.hidden));
@@ -230,8 +234,11 @@ class TestModel {
   Operand dense(Operand x) {
     const auto [n, n_float] = norm(x);
     const Operand gate_up = linear(n, matrix(2 * s_.inner, s_.hidden));
-    const Operand h = emit(Op::kActivation, {gate_up}, buffer(f32(s_.inner)), {}, ActivationParams{ActKind::kGeluTanh, 0, 0});
-    return linear(quantized(h), matrix(s_.hidden, s_.inner), &x);
+    const ActivationParams act{ActKind::kGeluTanh, 0, 0};
+    const bool joined = s_.fused && takes_q8() && s_.stored_scale == 0;
+    const Operand h = joined ? emit(Op::kActivation, {gate_up}, buffer({Rows::kToken, s_.inner, Elem::kQ8}), {}, act)
+                             : quantized(emit(Op::kActivation, {gate_up}, buffer(f32(s_.inner)), {}, act));
+    return linear(h, matrix(s_.hidden, s_.inner), &x);
   }
 
   Operand experts(Operand x) {

@@ -129,8 +129,9 @@ class Oracle {
       for (double& v : r) v = std::clamp(v, double(p.lo), double(p.hi));
   }
   void op(const Instr& i, const RopeParams& p, Values& out) {
-    const auto& f = *weight(i, Role::kInvFreq);
-    out = in(i.in[0]);
+    rotate(p, *weight(i, Role::kInvFreq), out = in(i.in[0]));
+  }
+  static void rotate(const RopeParams& p, const std::vector<float>& f, Values& out) {
     for (size_t t = 0; t < out.size(); ++t)
       for (int64_t h = 0; h < p.heads; ++h)
         for (int64_t j = 0; j < p.rotary_dim / 2; ++j) {
@@ -142,8 +143,9 @@ class Oracle {
           a = x;
         }
   }
-  void op(const Instr& i, const KvAppendParams&, Values&) {
+  void op(const Instr& i, const KvAppendParams& p, Values&) {
     keys_ = in(i.in[0]);
+    if (p.rotary_dim > 0) rotate(p.rope(), *weight(i, Role::kInvFreq), keys_);
     cached_values_ = in(i.in[1]);
   }
   void op(const Instr& i, const AttentionParams& p, Values& out) {

@@ -214,7 +214,7 @@ TEST(Pipeline, FusesTheSmallModelInInt8) {
   EXPECT_EQ(print(g), print(legal_graph(graph_text("m3_small_w8a8_fused.mir"))));
   ASSERT_EQ(runs->size(), passes().size());
   for (const PassRun& r : *runs) {
-    EXPECT_EQ(r.changed, r.name != "dead_code") << r.name;
+    EXPECT_EQ(r.changed, r.name != "dead_code" && r.name != "fold_constants") << r.name;
     EXPECT_FALSE(r.skipped);
   }
   EXPECT_LT(runs->back().nodes_after, runs->front().nodes_before);
@@ -235,8 +235,9 @@ TEST(Pipeline, LevelAndNamesSwitchPassesOff) {
   std::vector<std::string> seen;
   o.after_each = [&](const PassRun& r, const Graph&) { seen.push_back(r.name + (r.skipped ? " off" : "")); };
   ASSERT_TRUE(run_pipeline(g, o).ok());
-  EXPECT_THAT(seen, ::testing::ElementsAre("fuse_qkv off", "fuse_gate_up", "fuse_norm_quantize", "fuse_residual",
-                                           "group_experts off", "dead_code"));
+  EXPECT_THAT(seen, ::testing::ElementsAre("fold_constants", "fuse_qkv off", "fuse_gate_up", "fuse_norm_quantize",
+                                           "fuse_rope_append", "fuse_residual", "group_experts off",
+                                           "fuse_activation_quantize", "dead_code"));
   EXPECT_THAT(print(g), ::testing::Not(HasSubstr("grouped_experts")));
   EXPECT_THAT(print(g), HasSubstr("gate_up"));
 
@@ -245,6 +246,83 @@ TEST(Pipeline, LevelAndNamesSwitchPassesOff) {
   ASSERT_FALSE(runs.ok());
   EXPECT_EQ(runs.error().code(), ErrorCode::kUsage);
   EXPECT_THAT(runs.error().message(), HasSubstr("there is no pass 'fuse_qvk' (did you mean 'fuse_qkv'?)"));
+}
+
+TEST(Pipeline, WhatIsIgnoredStaysAsItIs) {
+  const Graph plain = legal_graph(graph_text("m3_small.mir"));  // layer 0 dense, 1 and 2 moe, 3 moe with a block index
+  const auto fuse = [&](const std::string& name) {
+    Graph g = plain;
+    PipelineOptions o;
+    o.rules.ignores = [&](const std::string& n) { return n == name; };
+    EXPECT_TRUE(run_pipeline(g, o).ok()) << name;
+    return g;
+  };
+  const auto count = [](const Block& b, Op op) {
+    return std::count_if(b.nodes.begin(), b.nodes.end(), [&](const Node& n) { return n.op == op; });
+  };
+  // One layer of a block gets a block of its own; the weight is in no stack, the others are.
+  const Graph q = fuse("layers.2.attn.q.weight");
+  EXPECT_EQ(q.blocks.size(), plain.blocks.size() + 1);
+  EXPECT_EQ(count(q.block_of(2), Op::kLinear), count(q.block_of(1), Op::kLinear) + 1);
+  for (const Block& b : q.blocks)
+    for (const Node& n : b.nodes) EXPECT_FALSE(n.pinned);
+  EXPECT_EQ(count(q.block_of(2), Op::kSlice), 2);
+  EXPECT_EQ(count(q.block_of(2), Op::kGroupedExperts), 1);
+  // By the name of a result.
+  const Graph experts = fuse("layers.1.d");
+  EXPECT_EQ(count(experts.block_of(1), Op::kGroupedExperts), 0);
+  EXPECT_EQ(count(experts.block_of(2), Op::kGroupedExperts), 1);
+  EXPECT_TRUE(fuse("nobody") == fuse("nothing"));
+}
+
+TEST(Pipeline, AttentionThatReadsASelectionIsFusedByNoPass) {
+  const Graph plain = legal_graph(graph_text("m3_small.mir"));
+  Graph g = plain;
+  ASSERT_TRUE(run_pipeline(g, {}).ok());
+  const auto of = [](const Block& b, Op op) {
+    for (const Node& n : b.nodes)
+      if (n.op == op) return n;
+    return Node{};
+  };
+  for (const Op op : {Op::kAttention, Op::kIndexSelect}) {
+    const Node before = of(plain.block_of(3), op), after = of(g.block_of(3), op);
+    ASSERT_EQ(before.op, op);
+    EXPECT_EQ(before.params, after.params);
+    EXPECT_EQ(before.in.size(), after.in.size());
+  }
+}
+
+TEST(Pipeline, FloatMatricesOfTwoTypesAreStackedWhereTheRulesAllow) {
+  const std::string text = testing::model_text(R"(block a layers = 0 {
+  input x : f32[T, 8]
+  weight q : bf16 [8, 8] attention
+  weight k : f32 [8, 8] attention
+  weight v : w8a8 [8, 8] attention
+  y  = linear x, weight=q : f32[T, 8]
+  z  = linear x, weight=k : f32[T, 8]
+  xq = quantize x : q8[T, 8]
+  w  = linear xq, weight=v : f32[T, 8]
+  s  = add y, z : f32[T, 8]
+  x2 = add s, w : f32[T, 8]
+  output x2
+})");
+  for (const bool same : {true, false}) {
+    Graph g = legal_graph(text);
+    PipelineOptions o;
+    o.rules.same_precision_only = same;
+    ASSERT_TRUE(run_pipeline(g, o).ok());
+    EXPECT_EQ(print(g).find("weight=[q, k]") == std::string::npos, same) << print(g);
+    EXPECT_EQ(print(g).find(", v]"), std::string::npos);
+  }
+}
+
+TEST(Pipeline, FoldsTheEmbeddingsFactor) {
+  std::string text = testing::model_text("block a layers = 0 {\n  input x : f32[T, 8]\n  y = add x, x : f32[T, 8]\n  output y\n}");
+  const std::string from = "x = embed weight=embed.weight : f32[T, 8]";
+  text.replace(text.find(from), from.size(), "e = embed weight=embed.weight : f32[T, 8]  x = scale e {factor=12} : f32[T, 8]");
+  Graph g = legal_graph(text);
+  ASSERT_TRUE(run_pipeline(g, {}).ok());
+  EXPECT_THAT(print(g), HasSubstr("x = embed weight=embed.weight {scale=12} : f32[T, 8]"));
 }
 
 TEST(Pipeline, RefusesAnIllegalGraph) {

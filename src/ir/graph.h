@@ -91,6 +91,7 @@ struct Node {
   std::vector<ValueId> in, out;
   std::vector<WeightUse> weights;  // ordered by role
   OpParams params;
+  bool pinned = false;  // no pass may fuse it; set for one run of the pipeline, no part of the text form
   bool operator==(const Node&) const = default;
 };
 
@@ -148,7 +149,8 @@ class BlockBuilder {
 
 // The type of each result of a node, or why it is illegal. The one place where shapes of ops are decided. Never
 // crashes, whatever the node holds. The number and kind of results follow from op and inputs, except for rms_norm,
-// whose declared results decide between f32, q8, and both (in this order); without declared results it is f32.
+// whose declared results decide between f32, q8, and both (in this order), and activation (f32 or q8); without declared
+// results it is f32.
 struct InferError {
   std::string message;
 };

@@ -220,6 +220,16 @@ class Rule {
   const P& params() const {
     return std::get<P>(n_.params);
   }
+  // Of the declared results, where those decide; float without any.
+  std::vector<Elem> declared_kinds() const {
+    std::vector<Elem> kinds;
+    for (ValueId v : n_.out) {
+      if (v < 0 || size_t(v) >= b_.values.size()) refuse("its result is value {} of {}", v, b_.values.size());
+      kinds.push_back(b_.values[size_t(v)].type.elem);
+    }
+    if (kinds.empty()) kinds = {Elem::kF32};
+    return kinds;
+  }
   static Types f32(Rows r, int64_t cols) { return {ValueType{r, cols, Elem::kF32}}; }
 
   Types embed() const {
@@ -241,12 +251,7 @@ class Rule {
     if (x.cols % p.groups != 0)
       refuse("the {} columns of '{}' do not divide into {} groups", x.cols, in(0).name, p.groups);
     vector_weight(need(Role::kWeight), x.cols / p.groups);
-    std::vector<Elem> kinds;
-    for (ValueId v : n_.out) {
-      if (v < 0 || size_t(v) >= b_.values.size()) refuse("its result is value {} of {}", v, b_.values.size());
-      kinds.push_back(b_.values[size_t(v)].type.elem);
-    }
-    if (kinds.empty()) kinds = {Elem::kF32};
+    const std::vector<Elem> kinds = declared_kinds();
     if (kinds != std::vector{Elem::kF32} && kinds != std::vector{Elem::kQ8} &&
         kinds != std::vector{Elem::kF32, Elem::kQ8})
       refuse("its results have to be float, int8, or float then int8");
@@ -272,7 +277,8 @@ class Rule {
     for (int32_t w : u.weights) {
       const WeightDecl& d = decl(w);
       if (d.shape.size() != 2) refuse("weight {} has to have shape [N, K], it has {}", d.name, shape_text(d.shape));
-      if (!same_format(d, first))
+      // Float matrices of several types are stored in the widest (lower.cc).
+      if (!same_format(d, first) && (is_quantized(d) || is_quantized(first)))
         refuse("stacked weights {} and {} differ in format", first.name, d.name);
       if (d.shape[1] != first.shape[1])
         refuse("stacked weights {} {} and {} {} differ in K", first.name, shape_text(first.shape), d.name,
@@ -304,27 +310,32 @@ class Rule {
     return {expect(0, Elem::kF32)};
   }
 
-  Types rope() const {
-    inputs(1, 1);
-    roles({Role::kInvFreq});
-    const auto& p = params<RopeParams>();
+  void rotation(const RopeParams& p) const {
     positive(p.heads, "heads");
     positive(p.head_dim, "head_dim");
     positive(p.rotary_dim, "rotary_dim");
     if (p.rotary_dim % 2 != 0 || p.rotary_dim > p.head_dim)
       refuse("rotary_dim {} has to be even and at most head_dim {}", p.rotary_dim, p.head_dim);
     vector_weight(need(Role::kInvFreq), p.rotary_dim / 2);
+  }
+
+  Types rope() const {
+    inputs(1, 1);
+    roles({Role::kInvFreq});
+    const auto& p = params<RopeParams>();
+    rotation(p);
     expect_rows(0, Rows::kToken);
     return {expect_cols(0, Elem::kF32, product(p.heads, p.head_dim, "heads * head_dim"))};
   }
 
   Types kv_append() const {
     inputs(2, 2);
-    roles({});
+    roles({Role::kInvFreq});
     const auto& p = params<KvAppendParams>();
     positive(p.kv_heads, "kv_heads");
     positive(p.k_dim, "k_dim");
     positive(p.v_dim, "v_dim");
+    if (p.rotary_dim != 0 || find(Role::kInvFreq)) rotation(p.rope());
     expect_cols(0, Elem::kF32, product(p.kv_heads, p.k_dim, "kv_heads * k_dim"));
     expect_cols(1, Elem::kF32, product(p.kv_heads, p.v_dim, "kv_heads * v_dim"));
     expect_rows(0, Rows::kToken);
@@ -407,6 +418,9 @@ class Rule {
       if (t.cols % 2 != 0) refuse("gate|up '{}' has an odd number of columns, {}", in(0).name, t.cols);
       t.cols /= 2;
     }
+    const std::vector<Elem> kinds = declared_kinds();
+    if (kinds != std::vector{Elem::kF32} && kinds != std::vector{Elem::kQ8}) refuse("its result has to be float or int8");
+    t.elem = kinds[0];
     return {t};
   }
 

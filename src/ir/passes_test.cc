@@ -42,12 +42,12 @@ TEST_P(PassCase, GivesTheExpectedGraph) {
 
   Graph g = legal_graph(model_text(text.substr(0, bar)));
   const Graph expected = changes ? legal_graph(model_text(text.substr(line_end))) : g;
-  EXPECT_EQ(pass->run(g.blocks.at(0)), changes);
+  EXPECT_EQ(pass->run(g.blocks.at(0), {}), changes);
   const auto s = verify(g);
   EXPECT_TRUE(s.ok()) << s.error().message();
   EXPECT_EQ(print(g), print(expected));
   EXPECT_TRUE(g == expected);
-  EXPECT_FALSE(pass->run(g.blocks.at(0))) << "a second run finds more to do";
+  EXPECT_FALSE(pass->run(g.blocks.at(0), {})) << "a second run finds more to do";
 }
 
 INSTANTIATE_TEST_SUITE_P(Graphs, PassCase, ::testing::ValuesIn(cases()), [](const auto& info) { return info.param; });

@@ -5,9 +5,19 @@
 #include "tensor/op_fields.h"
 
 namespace mi::ir {
-namespace {
 
 constexpr ValueType kStateType{Rows::kToken, 0, Elem::kState};
+
+std::string type_text(const ValueType& t) {
+  if (t == kStateType) return "state";
+  return fmt::format("{}[{}, {}]", elem_name(t.elem),
+                     t.rows == Rows::kToken  ? "T"
+                     : t.rows == Rows::kPair ? "P"
+                                             : "L",
+                     t.cols);
+}
+
+namespace {
 
 std::string in_quotes(std::string_view s) {
   std::string r = "\"";
@@ -20,15 +30,6 @@ std::string in_quotes(std::string_view s) {
       r += char(c);
   }
   return r + '"';
-}
-
-std::string type_text(const ValueType& t) {
-  if (t == kStateType) return "state";
-  return fmt::format("{}[{}, {}]", elem_name(t.elem),
-                     t.rows == Rows::kToken  ? "T"
-                     : t.rows == Rows::kPair ? "P"
-                                             : "L",
-                     t.cols);
 }
 
 // "0..2, 5, 7..9"

@@ -10,6 +10,7 @@
 namespace mi::ir {
 
 std::string print(const Graph& g);
+std::string type_text(const ValueType& t);  // "f32[T, 64]", "state"
 // Errors name line and column and what was expected; depth and sizes are bounded. Does not verify (verify.h).
 Result<Graph> parse(std::string_view text);
 

@@ -28,13 +28,13 @@ enum class Op : uint8_t {
   kLinear,          // x [, residual] -> y           y = (x W^T + b) * out_scale [+ residual]; W [N, K], several W are stacked along N
   kClamp,           // x -> y
   kRope,            // x -> y                        rotates the first rotary_dim of each head by position * inv_freq
-  kKvAppend,        // k, v -> state                 writes the step's keys and values into the layer's KV pages
+  kKvAppend,        // k, v -> state                 writes the step's keys and values into the layer's KV pages; see KvAppendParams
   kAttention,       // q, state [, selection] -> o   causal attention over the layer's KV pages
   kIndexAppend,     // ki -> state                   writes index keys
   kIndexSelect,     // qi, state -> selection        blocks of the context to attend to, per index head
   kAdd,             // a, b -> a + b
   kScale,           // x -> x * factor
-  kActivation,      // gate, up -> h; or gate|up side by side in one input
+  kActivation,      // gate, up -> h or its int8 form (as kQuantize without in_scale); or gate|up side by side in one input
   kRoute,           // logits -> route               weights: optional select_bias [E]
   kExpertLinear,    // x, route -> y[pairs]          pair (t, e): y = W[e] x + b[e]; x has token or pair rows
   kExpertCombine,   // y[pairs], route [, residual] -> out   sum over the token's pairs, ascending expert id, starting from 0; then + residual
@@ -104,10 +104,17 @@ struct RopeParams {
   }
 };
 
+// rotary_dim > 0: the keys are rotated first, as kRope with heads = kv_heads, head_dim = k_dim and the weight inv_freq does.
 struct KvAppendParams {
-  int64_t kv_heads = 0, k_dim = 0, v_dim = 0;
+  int64_t kv_heads = 0, k_dim = 0, v_dim = 0, rotary_dim = 0;
+  bool interleaved = false;
+  float attention_factor = 1;
+  RopeParams rope() const { return {kv_heads, k_dim, rotary_dim, interleaved, attention_factor}; }
   bool operator==(const KvAppendParams&) const = default;
-  template <class S, class V> static void visit(S& s, V&& v) { v("kv_heads", s.kv_heads); v("k_dim", s.k_dim); v("v_dim", s.v_dim); }
+  template <class S, class V> static void visit(S& s, V&& v) {
+    v("kv_heads", s.kv_heads); v("k_dim", s.k_dim); v("v_dim", s.v_dim); v("rotary_dim", s.rotary_dim); v("interleaved", s.interleaved);
+    v("attention_factor", s.attention_factor);
+  }
 };
 
 // o_h(t) = sum_j softmax_j(scale * q_h(t).k_g(j)) v_g(j), g = h / (heads / kv_heads), j <= t; window > 0: t - j < window.

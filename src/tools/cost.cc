@@ -120,8 +120,8 @@ double element_ops(const Instr& i) {
     case Op::kAdd:
     case Op::kScale:
       return 1;
-    case Op::kActivation:
-      return 4;  // exponential, add, quotient, product
+    case Op::kActivation:  // exponential, add, quotient, product; maximum, times, round
+      return i.out[0].type.elem == Elem::kQ8 ? 7 : 4;
     case Op::kSigmoidMul:
       return 4;
     default:
@@ -194,6 +194,9 @@ Cost instr_cost(const Manifest& m, const Instr& i, const StepShape& s, double ex
       break;
     case Op::kExpertLinear:
       add_times(&c, matrix_ops(m, i), tokens * k);
+      break;
+    case Op::kKvAppend:
+      if (std::get<KvAppendParams>(i.params).rotary_dim > 0) c.float_ops += 3 * tokens * double(i.in[0].type.cols);
       break;
     case Op::kRoute:
       c.float_ops += tokens * 3 * double(i.in[0].type.cols);

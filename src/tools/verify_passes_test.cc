@@ -22,7 +22,7 @@ PassesReport check(const std::string& matrices, const std::vector<ir::Pass>* pas
 }
 
 // Gate and up change places where experts have them.
-bool swap_gate_up(ir::Block& b) {
+bool swap_gate_up(ir::Block& b, const ir::FusionRules&) {
   if (b.name != "moe") return false;
   bool changed = false;
   for (ir::Node& n : b.nodes)

@@ -85,8 +85,8 @@ def test_int4_by_size_of_group(mini_mir, mini_float, mini_int8, mini_int4, work,
 
 def test_int4_engine_says_what_it_is(mini_int4, mini_int8):
     int4, int8 = (read_json(e / "engine.json") for e in (mini_int4, mini_int8))
-    assert int4["format_version"] == 2 and int4["model"]["precision"] == "w4a8"
-    assert int8["format_version"] == 1 and int8["model"]["precision"] == "w8a8"
+    assert int4["format_version"] == 4 and int4["model"]["precision"] == "w4a8"
+    assert int8["format_version"] == 4 and int8["model"]["precision"] == "w8a8"
     packed = {name: [w for w in m["weights"] if w["packing"] == name] for name, m in (("packed_i4", int4), ("packed_i8", int8))}
     assert len(packed["packed_i4"]) == len(packed["packed_i8"]) > 0
     assert all(w["group"] == 128 and w["scale_dtype"] == "BF16" for w in packed["packed_i4"])

@@ -431,7 +431,7 @@ def test_saturation_from_recipe_to_engine(mini_mir, tmp_path):
     engine, plain = build(tmp_path / "a", tmp_path / "ea"), build(tmp_path / "plain", tmp_path / "ep")
     assert f"{count} {line}" in run("inspect", engine).stdout
     manifest = json.loads((engine / "engine.json").read_text())
-    assert manifest["format_version"] == 3 and json.loads((plain / "engine.json").read_text())["format_version"] == 1
+    assert manifest["format_version"] == json.loads((plain / "engine.json").read_text())["format_version"] == 4
     ops = [i["op"] for i in manifest["program"]]
     assert ops.count("grouped_experts") == [i["op"] for i in json.loads((plain / "engine.json").read_text())["program"]].count("grouped_experts") > 0
     # Fused or not, on any instructions: one engine.

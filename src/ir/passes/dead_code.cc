@@ -9,7 +9,7 @@
 
 namespace mi::ir {
 
-bool dead_code(Block& b) {
+bool dead_code(Block& b, const FusionRules&) {
   bool changed = false;
   const size_t weights = b.weights.size();
   std::vector<bool> live(b.values.size(), false);

@@ -11,13 +11,13 @@
 namespace mi::ir {
 namespace {
 
-bool step(Block& b) {
+bool step(Block& b, const FusionRules& rules) {
   const Uses u(b);
   for (Node& act : b.nodes) {
-    if (act.op != Op::kActivation || act.in.size() != 2) continue;
+    if (act.op != Op::kActivation || act.pinned || act.in.size() != 2) continue;
     const Node* gate = absorbable_producer(b, u, act.in[0], Op::kLinear);
     const Node* up = absorbable_producer(b, u, act.in[1], Op::kLinear);
-    if (!gate || !up || !stack_together(b, *gate, *up)) continue;
+    if (!gate || !up || !stack_together(b, *gate, *up, rules)) continue;
     const Mark m = single_weight(b, *gate, Role::kWeight)->mark;
     if (m != single_weight(b, *up, Role::kWeight)->mark || (m != Mark::kDense && m != Mark::kSharedExpert)) continue;
     ValueType type = b.values[size_t(act.in[0])].type;
@@ -39,9 +39,9 @@ bool step(Block& b) {
 
 }  // namespace
 
-bool fuse_gate_up(Block& b) {
+bool fuse_gate_up(Block& b, const FusionRules& rules) {
   bool changed = false;
-  while (step(b)) changed = true;
+  while (step(b, rules)) changed = true;
   return changed;
 }
 

@@ -14,9 +14,9 @@ namespace {
 bool step(Block& b) {
   const Uses u(b);
   for (Node& q : b.nodes) {
-    if (q.op != Op::kQuantize || !q.weights.empty()) continue;
+    if (q.op != Op::kQuantize || q.pinned || !q.weights.empty()) continue;
     const int32_t p = u.producer(q.in[0]);
-    if (p < 0 || b.nodes[size_t(p)].op != Op::kRmsNorm) continue;
+    if (p < 0 || b.nodes[size_t(p)].op != Op::kRmsNorm || b.nodes[size_t(p)].pinned) continue;
     Node& norm = b.nodes[size_t(p)];
     if (norm.out.size() == 2)
       replace_uses(b, q.out[0], norm.out[1]);
@@ -32,7 +32,7 @@ bool step(Block& b) {
 
 }  // namespace
 
-bool fuse_norm_quantize(Block& b) {
+bool fuse_norm_quantize(Block& b, const FusionRules&) {
   bool changed = false;
   while (step(b)) changed = true;
   return changed;

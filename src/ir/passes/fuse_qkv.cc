@@ -51,7 +51,7 @@ void stack(Block& b, const std::vector<size_t>& members) {
   tidy(b);
 }
 
-bool step(Block& b) {
+bool step(Block& b, const FusionRules& rules) {
   const Uses u(b);
   for (size_t i = 0; i < b.nodes.size(); ++i) {
     if (!candidate(b, u, b.nodes[i])) continue;
@@ -59,7 +59,7 @@ bool step(Block& b) {
     const auto cols = [&](size_t n) { return b.values[size_t(b.nodes[n].out[0])].type.cols; };
     int64_t total = cols(i);
     for (size_t j = i + 1; j < b.nodes.size(); ++j) {
-      if (!candidate(b, u, b.nodes[j]) || !stack_together(b, b.nodes[i], b.nodes[j])) continue;
+      if (!candidate(b, u, b.nodes[j]) || !stack_together(b, b.nodes[i], b.nodes[j], rules)) continue;
       if (total + cols(j) > kMaxCols) continue;
       total += cols(j);
       members.push_back(j);
@@ -73,9 +73,9 @@ bool step(Block& b) {
 
 }  // namespace
 
-bool fuse_qkv(Block& b) {
+bool fuse_qkv(Block& b, const FusionRules& rules) {
   bool changed = false;
-  while (step(b)) changed = true;
+  while (step(b, rules)) changed = true;
   return changed;
 }
 

@@ -20,7 +20,7 @@ namespace {
 bool absorb_scale(Block& b) {
   const Uses u(b);
   for (Node& scale : b.nodes) {
-    if (scale.op != Op::kScale) continue;
+    if (scale.op != Op::kScale || scale.pinned) continue;
     const Node* linear = absorbable_producer(b, u, scale.in[0], Op::kLinear);
     if (!linear || linear->in.size() != 1 || std::get<LinearParams>(linear->params).out_scale != 1) continue;
     Node fused = *linear;
@@ -45,7 +45,7 @@ int32_t absorber(const Block& b, const Uses& u, ValueId v) {
 bool absorb_add(Block& b) {
   const Uses u(b);
   for (Node& add : b.nodes) {
-    if (add.op != Op::kAdd) continue;
+    if (add.op != Op::kAdd || add.pinned) continue;
     for (size_t side : {size_t(1), size_t(0)}) {
       const int32_t p = absorber(b, u, add.in[side]);
       if (p < 0) continue;
@@ -63,7 +63,7 @@ bool absorb_add(Block& b) {
 
 }  // namespace
 
-bool fuse_residual(Block& b) {
+bool fuse_residual(Block& b, const FusionRules&) {
   bool changed = false;
   while (absorb_scale(b)) changed = true;
   while (absorb_add(b)) changed = true;

@@ -28,7 +28,7 @@ void take(const Node& from, Role weight, Role bias, Node* to) {
 bool step(Block& b) {
   const Uses u(b);
   for (Node& combine : b.nodes) {
-    if (combine.op != Op::kExpertCombine) continue;
+    if (combine.op != Op::kExpertCombine || combine.pinned) continue;
     const ValueId route = combine.in[1];
     const Node* down = absorbable_producer(b, u, combine.in[0], Op::kExpertLinear);
     if (!down || down->in[1] != route || !is_expert(b, *down)) continue;
@@ -68,7 +68,7 @@ bool step(Block& b) {
 
 }  // namespace
 
-bool group_experts(Block& b) {
+bool group_experts(Block& b, const FusionRules&) {
   bool changed = false;
   while (step(b)) changed = true;
   return changed;

@@ -18,7 +18,7 @@ const Node* absorbable_producer(const Block& b, const Uses& u, ValueId v, Op op)
   const int32_t p = u.producer(v);
   if (p < 0 || !u.absorbable(v)) return nullptr;
   const Node& n = b.nodes[size_t(p)];
-  return n.op == op ? &n : nullptr;
+  return n.op == op && !n.pinned ? &n : nullptr;
 }
 
 const WeightUse* find_use(const Node& n, Role r) {
@@ -33,16 +33,19 @@ const WeightDecl* single_weight(const Block& b, const Node& n, Role r) {
 }
 
 bool stackable(const Block& b, const Node& n) {
-  return n.op == Op::kLinear && n.in.size() == 1 && single_weight(b, n, Role::kWeight) &&
+  return n.op == Op::kLinear && !n.pinned && n.in.size() == 1 && single_weight(b, n, Role::kWeight) &&
          std::get<LinearParams>(n.params).out_scale == 1;
 }
 
-bool stack_together(const Block& b, const Node& a, const Node& c) {
+bool stack_together(const Block& b, const Node& a, const Node& c, const FusionRules& rules) {
   if (!stackable(b, a) || !stackable(b, c) || a.in[0] != c.in[0]) return false;
-  if (!same_format(*single_weight(b, a, Role::kWeight), *single_weight(b, c, Role::kWeight))) return false;
+  const auto fit = [&](const WeightDecl& x, const WeightDecl& y) {
+    return same_format(x, y) || (!rules.same_precision_only && !is_quantized(x) && !is_quantized(y));
+  };
+  if (!fit(*single_weight(b, a, Role::kWeight), *single_weight(b, c, Role::kWeight))) return false;
   const WeightDecl *bias_a = single_weight(b, a, Role::kBias), *bias_c = single_weight(b, c, Role::kBias);
   if (!bias_a || !bias_c) return !bias_a && !bias_c;
-  return same_format(*bias_a, *bias_c);
+  return fit(*bias_a, *bias_c);
 }
 
 }  // namespace mi::ir

@@ -6,6 +6,7 @@
 
 #include "ir/edit.h"
 #include "ir/graph.h"
+#include "ir/pipeline.h"
 
 namespace mi::ir {
 
@@ -25,24 +26,28 @@ class Uses {
   std::vector<bool> output_;
 };
 
-// The node that makes v if it is of this op and v is absorbable, else nullptr.
+// The node that makes v if it is of this op, not pinned, and v is absorbable, else nullptr.
 const Node* absorbable_producer(const Block& b, const Uses& u, ValueId v, Op op);
 
 const WeightUse* find_use(const Node& n, Role r);
 // The only weight of a role; nullptr when the role is absent or names several.
 const WeightDecl* single_weight(const Block& b, const Node& n, Role r);
 
-// A linear that can be stacked with another: one matrix, no residual, no out_scale.
+// A linear that can be stacked with another: one matrix, no residual, no out_scale, not pinned.
 bool stackable(const Block& b, const Node& n);
-// stackable() both, reading the same value, of the same format, biases in both or in neither.
-bool stack_together(const Block& b, const Node& a, const Node& c);
+// stackable() both, reading the same value, of one format (of several float types where the rules allow), biases in both or
+// in neither.
+bool stack_together(const Block& b, const Node& a, const Node& c, const FusionRules& rules);
 
 // ---- the passes, each in the file of its name
-bool fuse_qkv(Block& b);
-bool fuse_gate_up(Block& b);
-bool fuse_norm_quantize(Block& b);
-bool fuse_residual(Block& b);
-bool group_experts(Block& b);
-bool dead_code(Block& b);
+bool fold_constants(Block& b, const FusionRules& rules);
+bool fuse_qkv(Block& b, const FusionRules& rules);
+bool fuse_gate_up(Block& b, const FusionRules& rules);
+bool fuse_norm_quantize(Block& b, const FusionRules& rules);
+bool fuse_rope_append(Block& b, const FusionRules& rules);
+bool fuse_residual(Block& b, const FusionRules& rules);
+bool group_experts(Block& b, const FusionRules& rules);
+bool fuse_activation_quantize(Block& b, const FusionRules& rules);
+bool dead_code(Block& b, const FusionRules& rules);
 
 }  // namespace mi::ir

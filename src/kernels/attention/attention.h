@@ -25,6 +25,7 @@
 #include "hw/thread_pool.h"
 #include "kernels/attention/block.h"
 #include "kernels/attention/kv_cache.h"
+#include "kernels/rope/rope.h"
 #include "tensor/op.h"
 
 namespace mi::kernels {
@@ -51,6 +52,10 @@ struct KvAppendArgs {
   int64_t k_stride = 0;
   const float* v = nullptr;            // [rows, kv_heads * v_dim]
   int64_t v_stride = 0;
+  // Keys are rotated first (rope.h, of kv_heads heads of k_dim) by the positions of the rows; null: they are stored as they are.
+  const RopeTable* rope_table = nullptr;
+  RopeParams rope;
+  const int32_t* positions = nullptr;  // [rows]
 };
 // int8: each (row, head) is quantized as quantize_rows does.
 void kv_append_run(const KvAppendArgs& a, hw::ThreadPool& pool, const hw::CpuFeatures& cpu = hw::cpu());

@@ -325,6 +325,44 @@ TEST(Attention, TheOrderIsOneForTheCacheAndTheCpu) {
   EXPECT_EQ(attention_order(KvKind::kBF16, {}, all), attention_uses_bf16(SumOrder::kTiles, all) ? SumOrder::kTiles : SumOrder::kPairs);
 }
 
+TEST(KvAppend, RotatesKeysAsRopeDoes) {
+  for (const KvKind kind : {KvKind::kF32, KvKind::kBF16, KvKind::kI8})
+    for (const bool interleaved : {false, true})
+      for (const int64_t rows : {5, 200}) {
+        KvCache cache;
+        cache.kind = kind;
+        cache.kv_heads = 3;
+        cache.k_dim = 24;
+        cache.v_dim = 20;
+        const RopeParams rope{3, 24, 16, interleaved, 1.25f};
+        const Matrix k(rows, 72, 1, 1.0f), v(rows, 60, 2, 1.0f);
+        Matrix rotated(rows, 72);
+        const std::vector<float> freq = {1, 0.5f, 0.3f, 0.1f, 0.05f, 0.01f, 0.003f, 0.001f};
+        const RopeTable table = make_rope_table(freq.data(), 16, 1.25f, 300);
+        std::vector<int32_t> pages = {4, 1, 3, 0, 2}, positions;
+        for (int64_t i = 0; i < rows; ++i) positions.push_back(int32_t(60 + i));
+        KvStep s;
+        s.add({0, rows, 60, pages.data()});
+        hw::ThreadPool pool(2);
+        rope_run(rope, {rows, k.v.data(), k.stride(), positions.data(), &table, rotated.v.data(), rotated.stride()}, pool);
+        std::vector<std::byte> memory[2];
+        for (int fused = 0; fused < 2; ++fused) {
+          memory[fused].resize(size_t(5 * cache.page_bytes() + 64), std::byte{1});
+          std::byte* const base = reinterpret_cast<std::byte*>((uintptr_t(memory[fused].data()) + 63) / 64 * 64);
+          cache.data = base;
+          KvAppendArgs a{&cache, &s, fused ? k.v.data() : rotated.v.data(), k.stride(), v.v.data(), v.stride()};
+          if (fused) {
+            a.rope_table = &table;
+            a.rope = rope;
+            a.positions = positions.data();
+          }
+          kv_append_run(a, pool);
+          memory[fused] = std::vector<std::byte>(base, base + 5 * cache.page_bytes());
+        }
+        EXPECT_TRUE(memory[0] == memory[1]) << int(kind) << " " << interleaved << " " << rows;
+      }
+}
+
 TEST(Attention, LongContextsAreSplitOverThreadsWithoutAnotherBit) {
   AttentionParams p = params(4, 2, 16, 16);
   for (int64_t window : {0, 1500}) {

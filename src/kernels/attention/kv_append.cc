@@ -50,9 +50,8 @@ void put_value_pairs(const float* x, int64_t x_stride, int64_t rows, int64_t dim
 }
 
 void append_i8(const KvCache& c, const KvSegment& s, int64_t head, const float* k, int64_t k_stride, const float* v, int64_t v_stride,
-               const hw::CpuFeatures& cpu) {
+               char* row, const hw::CpuFeatures& cpu) {
   const int64_t bytes = q8_row_bytes(std::max(c.k_dim, c.v_dim));
-  char* row = static_cast<char*>(thread_scratch(bytes));
   int8_t* keys = reinterpret_cast<int8_t*>(c.keys(s.page, head)) + s.slot;
   int8_t* values = reinterpret_cast<int8_t*>(c.values(s.page, head)) + s.slot * c.v_pad();
   for (int64_t i = 0; i < s.rows; ++i) {
@@ -82,19 +81,30 @@ void for_segments(hw::ThreadPool& pool, const KvStep& step, int64_t parts, int64
 
 void kv_append_run(const KvAppendArgs& a, hw::ThreadPool& pool, const hw::CpuFeatures& cpu) {
   const KvCache& c = *a.cache;
+  RopeParams one_head = a.rope;
+  one_head.heads = 1;
+  const int64_t row_bytes = c.k_dim * 4, rotated_bytes = (kPageTokens * row_bytes + 63) / 64 * 64;
   for_segments(pool, *a.step, c.kv_heads, c.kv_heads * (c.k_dim + c.v_dim), [&](const KvSegment& s, int64_t head) {
     const float* k = row_at(a.k, a.k_stride, s.row) + head * c.k_dim;
     const float* v = row_at(a.v, a.v_stride, s.row) + head * c.v_dim;
+    int64_t k_stride = a.k_stride;
+    char* const scratch = static_cast<char*>(thread_scratch(rotated_bytes + q8_row_bytes(std::max(c.k_dim, c.v_dim))));
+    if (a.rope_table) {
+      float* rotated = reinterpret_cast<float*>(scratch);
+      rope_rows(one_head, {s.rows, k, k_stride, a.positions + s.row, a.rope_table, rotated, row_bytes}, 0, s.rows);
+      k = rotated;
+      k_stride = row_bytes;
+    }
     switch (c.kind) {
       case KvKind::kF32:
-        put_columns<float>(k, a.k_stride, s.rows, c.k_dim, c.keys(s.page, head), s.slot);
+        put_columns<float>(k, k_stride, s.rows, c.k_dim, c.keys(s.page, head), s.slot);
         put_rows(v, a.v_stride, s.rows, c.v_dim, c.v_pad(), c.values(s.page, head), s.slot);
         break;
       case KvKind::kBF16:
-        put_key_pairs(k, a.k_stride, s.rows, c.k_dim, c.keys(s.page, head), s.slot);
+        put_key_pairs(k, k_stride, s.rows, c.k_dim, c.keys(s.page, head), s.slot);
         put_value_pairs(v, a.v_stride, s.rows, c.v_dim, c.v_pad(), c.values(s.page, head), s.slot);
         break;
-      case KvKind::kI8: append_i8(c, s, head, k, a.k_stride, v, a.v_stride, cpu); break;
+      case KvKind::kI8: append_i8(c, s, head, k, k_stride, v, a.v_stride, scratch + rotated_bytes, cpu); break;
     }
   });
 }

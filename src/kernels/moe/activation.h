@@ -23,5 +23,9 @@ void activation_rows(const ActivationParams& p, const float* gate, int64_t gate_
 void activation_run(const ActivationParams& p, const float* gate, int64_t gate_stride, const float* up,
                     int64_t up_stride, int64_t rows, int64_t cols, float* h, int64_t h_stride, hw::ThreadPool& pool,
                     const hw::CpuFeatures& cpu = hw::cpu());
+// The same rows quantized (quantize.h), each with its own scale; no row of floats is stored.
+void activation_quantize_run(const ActivationParams& p, const float* gate, int64_t gate_stride, const float* up,
+                             int64_t up_stride, int64_t rows, int64_t cols, void* q, int64_t q_stride,
+                             hw::ThreadPool& pool, const hw::CpuFeatures& cpu = hw::cpu());
 
 }  // namespace mi::kernels

@@ -209,9 +209,9 @@ struct MoeCase {
     for (int64_t i = 0; i < s.tokens * s.hidden; ++i) residual.as<float>()[i] = normal(rng);
   }
 
-  // parts: experts' products in two calls, the later experts first, with matrices that lie one by one.
+  // parts: products of these experts in a call each, with matrices that lie one by one.
   std::vector<float> grouped(const ActivationParams& act, int threads, const hw::CpuFeatures& cpu, StoredScale h_scale = {},
-                             bool parts = false) const {
+                             const std::vector<std::vector<int32_t>>& parts = {}) const {
     std::vector<float> out(size_t(s.tokens * s.hidden), -1.0f);
     AlignedBytes scratch(s.tokens * grouped_scratch_bytes_per_token(s.k, s.hidden, s.inter, s.down));
     hw::ThreadPool pool(threads);
@@ -231,7 +231,7 @@ struct MoeCase {
     a.out_stride = s.hidden * 4;
     a.scratch = scratch.as<char>();
     a.h_scale = h_scale;
-    if (!parts) {
+    if (parts.empty()) {
       grouped_experts(a, pool, cpu);
       return out;
     }
@@ -239,10 +239,7 @@ struct MoeCase {
     g.give(&a.gate);
     u.give(&a.up);
     d.give(&a.down);
-    std::vector<int32_t> later, earlier;
-    for (int32_t e = 0; e < s.experts; ++e) (e < s.experts / 3 ? earlier : later).push_back(e);
-    grouped_products(a, later, pool, cpu);
-    grouped_products(a, earlier, pool, cpu);
+    for (const std::vector<int32_t>& experts : parts) grouped_products(a, experts, pool, cpu);
     grouped_sum(a, pool, cpu);
     return out;
   }
@@ -327,10 +324,19 @@ TEST(GroupedExperts, EqualsTheChainOfSingleOpsOnEveryBuild) {
 TEST(GroupedExperts, InPartsWithScatteredMatricesIsTheSame) {
   for (const Shape& s : kShapes) {
     const MoeCase c(s);
+    std::vector<std::vector<int32_t>> halves(2), thirds(3), single(static_cast<size_t>(s.experts));
+    for (int32_t e = 0; e < s.experts; ++e) {
+      halves[e < s.experts / 3].push_back(e);
+      thirds[size_t((e * 5 + 1) % 3)].push_back(e);
+      single[size_t(s.experts - 1 - e)].push_back(e);
+    }
     for (const auto& cpu : builds())
-      for (int threads : {1, 3})
-        EXPECT_TRUE(same_bits(c.grouped(kActivations[0], threads, cpu, {}, true), c.grouped(kActivations[0], threads, cpu)))
-            << s.tokens << " tokens, " << threads << " threads " << hw::describe(cpu);
+      for (int threads : {1, 3}) {
+        const std::vector<float> want = c.grouped(kActivations[0], threads, cpu);
+        for (const auto& parts : {halves, thirds, single})
+          EXPECT_TRUE(same_bits(c.grouped(kActivations[0], threads, cpu, {}, parts), want))
+              << s.tokens << " tokens, " << parts.size() << " parts, " << threads << " threads " << hw::describe(cpu);
+      }
   }
 }
 
