@@ -169,6 +169,11 @@ Result<int> run(const Flags& f) {
   for (const std::string& line : s.engine->kernel_choices()) say("kernel      {}\n", line);
   say("kv cache    {} pages of {} tokens, {}: {}\n", s.engine->kv_pages(), artifact::kKvPageTokens,
       human_bytes(double(s.engine->kv_pages()) * double(s.engine->kv_page_bytes())), s.kv);
+  const exec::MemoryPlan& plan = s.memory;
+  say("plan        {} at most: weights {}, KV cache {}, activations {}, workspace {}, runtime {}\n", human_bytes(double(s.total_bytes())),
+      plan.expert_cache > 0 ? fmt::format("{} and experts {}", human_bytes(double(plan.weights)), human_bytes(double(plan.expert_cache)))
+                            : human_bytes(double(plan.weights)),
+      human_bytes(double(plan.kv)), human_bytes(double(plan.activations)), human_bytes(double(plan.workspace)), human_bytes(double(s.runtime_bytes)));
   for (const artifact::Fallback& x : s.engine->manifest().fallbacks)
     say("fallback    {}: {} ({})\n", x.where, x.what, x.why);
 

@@ -40,9 +40,6 @@ struct LoadOptions {
   std::optional<hw::CpuFeatures> cpu;  // kernels are chosen for it instead of hw::cpu(); tests compare ISAs in one process
 };
 
-// Memory that the weights take with these options: read, or in the expert cache; mapped weights count as if they were read.
-int64_t weight_memory(const artifact::Manifest& m, int64_t expert_cache_bytes);
-
 // Rows of a step where LoadOptions::max_tokens_per_step is 0, for a model whose activations take so much per token.
 int64_t step_tokens(int64_t activation_bytes_per_token);
 

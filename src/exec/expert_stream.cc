@@ -13,6 +13,7 @@
 
 #include "base/check.h"
 #include "base/util.h"
+#include "exec/expert_policy.h"
 
 namespace mi::exec {
 namespace {
@@ -20,8 +21,6 @@ namespace {
 constexpr int64_t kPage = 4096;            // what direct reads are aligned to
 constexpr int kReaders = 8;                // with parts of this size: 2.6 GB/s of a disk that gives one thread 1.6
 constexpr int64_t kPart = int64_t(512) << 10;
-constexpr float kLearn = 1.0f / 256;       // of one step, for the chance of an expert
-constexpr double kCredit = 32;             // tokens that an expert which every token chooses counts as more recent
 
 int64_t page_ceil(int64_t n) { return (n + kPage - 1) / kPage * kPage; }
 
@@ -74,7 +73,6 @@ Result<std::unique_ptr<ExpertStream>> ExpertStream::open(const std::filesystem::
     s->groups_.push_back(std::move(state));
   }
   s->stats_.experts = int64_t(s->slot_of_.size());
-  s->per_token_ = std::max<int64_t>(1, int64_t(s->groups_.size()));
 
   int64_t all = 0, least = 0, memory = 0;
   for (const auto& [bytes, size] : sizes) all += bytes * size.experts, least += bytes;
@@ -125,9 +123,9 @@ const std::byte* ExpertStream::at(size_t group, int32_t expert, size_t matrix) c
   return pools_[g.pool].slots[size_t(slot)].data + g.starts[matrix] + (m.offset + expert * m.stride) % kPage;
 }
 
-double ExpertStream::keep_score(const Slot& s) const {
+double ExpertStream::score(const Slot& s) const {
   const GroupState& g = groups_[size_t(group_of_[size_t(s.unit)])];
-  return double(s.used) + kCredit * double(per_token_) * double(g.chance[size_t(s.unit - g.first_unit)]);
+  return keep_score(s.used, g.chance[size_t(s.unit - g.first_unit)], int64_t(groups_.size()));
 }
 
 int32_t ExpertStream::victim(size_t pool, bool for_prefetch) const {
@@ -144,10 +142,10 @@ int32_t ExpertStream::victim(size_t pool, bool for_prefetch) const {
       continue;
     }
     if (s.pinned || s.reading > 0 || (found >= 0 && p.slots[size_t(found)].unit < 0)) continue;
-    const double score = keep_score(s);
-    if (found < 0 || score < least) {
+    const double now = score(s);
+    if (found < 0 || now < least) {
       found = int32_t(i);
-      least = score;
+      least = now;
     }
   }
   // What is read ahead may be wrong: never more than a quarter at a time.
@@ -186,9 +184,8 @@ void ExpertStream::each_part(size_t group, std::span<const int32_t> wanted, cons
   ++clock_;
   pending_.assign(wanted.begin(), wanted.end());
   missing_.clear();
-  for (float& c : g.chance) c -= kLearn * c;
+  learn_chances(g.chance, wanted);
   for (const int32_t e : wanted) {
-    g.chance[size_t(e)] += kLearn;
     Slot* s = find(group, e);
     if (!s) {
       missing_.push_back(e);
@@ -256,6 +253,27 @@ void ExpertStream::set_prior(size_t group, std::span<const float> chances) {
   std::lock_guard lock(mutex_);
   MI_CHECK_EQ(chances.size(), groups_[group].chance.size());
   groups_[group].chance.assign(chances.begin(), chances.end());
+}
+
+void ExpertStream::fill() {
+  std::vector<std::pair<float, Load>> all;
+  for (size_t g = 0; g < groups_.size(); ++g)
+    for (int32_t e = 0; e < groups_[g].group.experts; ++e) all.push_back({groups_[g].chance[size_t(e)], {g, e, -1}});
+  std::stable_sort(all.begin(), all.end(), [](const auto& x, const auto& y) { return x.first > y.first; });
+  std::vector<size_t> next(pools_.size());
+  std::unique_lock lock(mutex_);
+  for (auto& [chance, l] : all) {
+    const size_t pool = groups_[l.group].pool;
+    l.slot = int32_t(next[pool]++);
+    if (next[pool] > pools_[pool].slots.size()) continue;
+    start(l, false);
+    slot(l).pinned = false;
+  }
+  changed_.wait(lock, [&] {
+    return std::all_of(pools_.begin(), pools_.end(), [](const Pool& p) {
+      return std::all_of(p.slots.begin(), p.slots.end(), [](const Slot& s) { return s.reading == 0; });
+    });
+  });
 }
 
 StreamStats ExpertStream::stats() const {

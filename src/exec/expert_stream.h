@@ -1,7 +1,8 @@
 #pragma once
 // Experts' weights read from weights.bin as steps choose them, into memory of a fixed size, for engines larger than the
 // machine. A step's result does not depend on that size. One caller; threads of its own read. An expert makes room when
-// it is the one that was used longest ago, but for a credit by how often it is chosen (keep_score).
+// it is the one that was used longest ago, but for a credit by how often it is chosen
+// (expert_policy.h).
 
 #include <condition_variable>
 #include <cstdint>
@@ -52,6 +53,8 @@ class ExpertStream {
 
   // How likely a token chooses each expert, as far as known beforehand; learned further from what is wanted.
   void set_prior(size_t group, std::span<const float> chances);
+  // Reads the likeliest experts, as many as there is room for. Before the first step.
+  void fill();
 
   void commit(hw::ThreadPool& pool) { memory_.commit(pool); }  // so that a full cache is no surprise to the machine
   StreamStats stats() const;
@@ -93,7 +96,7 @@ class ExpertStream {
   Slot* find(size_t group, int32_t expert);
   Slot& slot(const Load& l) { return pools_[groups_[l.group].pool].slots[size_t(l.slot)]; }
   int32_t victim(size_t pool, bool for_prefetch) const;
-  double keep_score(const Slot& s) const;
+  double score(const Slot& s) const;
   void start(const Load& l, bool ahead);
   void queue_reads(const Load& l);
   void read_loop();
@@ -112,7 +115,6 @@ class ExpertStream {
   std::deque<Load> ahead_;  // of which nothing is read yet
   bool ending_ = false;
   int64_t clock_ = 0;
-  int64_t per_token_ = 1;  // each_part calls of a step
   std::vector<int32_t> slot_of_;   // by unit; -1: not in memory
   std::vector<int32_t> group_of_;  // by unit
   std::vector<int32_t> pending_, missing_, part_;

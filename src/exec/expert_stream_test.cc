@@ -98,6 +98,11 @@ TEST(ExpertStream, WhatWasUsedLastStaysAndSoDoesWhatIsChosenOften) {
   s->set_prior(0, chances);
   for (const int32_t e : {1, 0, 2, 0, 3}) w.want(*s, 0, {e});
   EXPECT_TRUE(hits(*s, 1)) << "nearly every token chooses it";
+  const auto full = w.open(for_three);
+  full->set_prior(0, chances);
+  full->fill();
+  EXPECT_TRUE(hits(*full, 1)) << "read beforehand";
+  EXPECT_FALSE(hits(*full, 4));
 }
 
 TEST(ExpertStream, ReadsAheadAndCountsWhatThatWasWorth) {

@@ -75,6 +75,8 @@ class EngineImpl : public Engine {
     if (const ExpertStream* s = c_->stream.get()) {
       parts.push_back({"weights but experts", c_->memory.data(), c_->memory.bytes()});
       parts.push_back({"expert cache", s->memory().data(), s->memory().bytes()});
+      for (const Instr& i : manifest().program)
+        if (i.op == Op::kEmbed) parts.push_back({"embedding, mapped", c_->find(i, Role::kWeight)->data, c_->find(i, Role::kWeight)->info->bytes});
     } else {
       parts.push_back({"weights", c_->artifact.bytes.data(), int64_t(c_->artifact.bytes.size())});
     }

@@ -5,6 +5,7 @@
 
 #include "base/util.h"
 #include "exec/context.h"
+#include "exec/memory_plan.h"
 
 namespace mi::exec {
 namespace {
@@ -92,12 +93,14 @@ Status read_parts(const Context& c, const std::vector<Part>& parts) {
 
 }  // namespace
 
-int64_t weight_memory(const Manifest& m, int64_t expert_cache_bytes) {
-  if (expert_cache_bytes <= 0) return m.memory.weight_bytes;
-  int64_t experts = 0;
+WeightDivision divide_weights(const Manifest& m) {
+  WeightDivision d{kept_bytes(m), 0};
   for (const Instr& i : m.program)
-    for (const Role role : streamed_roles(i)) experts += tensor(m, i, role).bytes;
-  return kept_bytes(m) + std::min(expert_cache_bytes, experts);
+    for (const Role role : streamed_roles(i)) {
+      const WeightTensor& w = tensor(m, i, role);
+      d.experts += w.bytes + (has_scale_matrix(w) ? artifact::scale_bytes(w) : 0);
+    }
+  return d;
 }
 
 Status stream_weights(Context& c) {
@@ -115,7 +118,10 @@ Status stream_weights(Context& c) {
   }
   if (groups.empty()) return fail(ErrorCode::kUsage, "{}: this model has no experts to stream: leave the expert cache out", c.artifact.dir.string());
   for (auto& p : c.places) p.resize(size_t(most_experts));
-  if (c.options.verify_checksums) MI_TRY_VOID(artifact::verify_weights(c.artifact, c.options.progress));
+  if (c.options.verify_checksums) {
+    const artifact::ParallelFor parallel = [&](int64_t tasks, const auto& f) { c.pool->run(tasks, f); };
+    MI_TRY_VOID(artifact::verify_weights(c.artifact, parallel, c.options.progress));
+  }
   c.artifact.weights.drop(0, c.artifact.bytes.size());
 
   MI_TRY(c.memory, Region::map(kept_bytes(m), "the weights but experts"));

@@ -94,6 +94,36 @@ std::string bar_plot(const std::vector<PlotBar>& bars, const std::string& label)
   return out + "</svg>\n";
 }
 
+std::string stack_plot(const std::vector<PlotStack>& bars, const std::string& label) {
+  constexpr double kRow = 26, kLeft = 90, kKey = 18;
+  std::vector<std::string> names;
+  double top = 0;
+  for (const PlotStack& b : bars) {
+    double sum = 0;
+    for (const PlotStack::Part& p : b.parts) {
+      sum += p.value;
+      if (std::find(names.begin(), names.end(), p.name) == names.end()) names.push_back(p.name);
+    }
+    top = std::max(top, sum);
+  }
+  std::string out = begin(kRow * double(bars.size()) + kKey * double(names.size()) + 10, label);
+  for (size_t i = 0; i < bars.size(); ++i) {
+    const double y = kRow * double(i) + 2;
+    out += text(kLeft - 8, y + 15, bars[i].name, "end");
+    double x = kLeft;
+    for (const PlotStack::Part& p : bars[i].parts) {
+      const double w = top > 0 ? (kWidth - kLeft) * p.value / top : 0;
+      out += rect(x, y, w, kRow - 5, plot_color(p.name), p.title);
+      x += w;
+    }
+  }
+  for (size_t i = 0; i < names.size(); ++i) {
+    const double y = kRow * double(bars.size()) + kKey * double(i) + 6;
+    out += rect(kLeft, y, 12, 12, plot_color(names[i]), names[i]) + text(kLeft + 18, y + 11, names[i]);
+  }
+  return out + "</svg>\n";
+}
+
 std::string span_plot(const std::vector<PlotSpan>& spans, double total, const std::string& label) {
   constexpr double kHeight = 60;
   std::string out = begin(kHeight, label);

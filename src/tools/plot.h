@@ -27,6 +27,17 @@ struct PlotBar {
 };
 std::string bar_plot(const std::vector<PlotBar>& bars, const std::string& label);
 
+// Bars of parts behind each other, all in one scale, with a key of the parts below.
+struct PlotStack {
+  struct Part {
+    std::string name, title;
+    double value = 0;
+  };
+  std::string name;
+  std::vector<Part> parts;
+};
+std::string stack_plot(const std::vector<PlotStack>& bars, const std::string& label);
+
 // A block on a time axis.
 struct PlotSpan {
   std::string name, title;

@@ -8,16 +8,65 @@
 #include "base/util.h"
 #include "hw/memory.h"
 #include "hw/numa.h"
+#include "hw/process_memory.h"
 #include "runtime/stepper.h"
+#include "tools/fit.h"
+#include "tools/profile/expert_profile.h"
 
 namespace mi::tools {
+
+namespace {
+
+// How many pages of keys and values, before anything large is loaded: the plan has to fit what is available, so that
+// nothing which happens later runs out of memory.
+Status plan(const SessionOptions& o, int threads, exec::LoadOptions* l, Session* s) {
+  MI_TRY(const artifact::LoadedArtifact a, artifact::open_artifact(o.engine));
+  const int64_t positions = a.manifest.model.max_positions, limit = o.max_seq_len > 0 ? o.max_seq_len : 4096;
+  s->max_seq_len = positions > 0 ? std::min(limit, positions) : limit;
+  s->max_batch_size = o.max_batch_size;
+  if (const auto now = hw::process_memory(); now.ok()) s->runtime_bytes = now->resident;
+
+  FitQuestion q{&a.manifest, *l, threads, o.max_batch_size, s->max_seq_len, o.kv_fraction, hw::available_memory("/")};
+  const int64_t wanted = o.kv_tokens > 0 ? (o.kv_tokens + artifact::kKvPageTokens - 1) / artifact::kKvPageTokens : pages_wanted(q);
+  l->kv_pages = wanted;
+  s->kv = o.kv_tokens > 0 ? "--kv-tokens" : fmt::format("{} sequences of {} tokens", o.max_batch_size, s->max_seq_len);
+  s->memory = exec::plan_memory(a.manifest, *l, threads);
+  if (q.room == INT64_MAX) return {};
+  if (o.kv_tokens > 0) {
+    const bool held = o.weights == "read" || o.expert_cache_bytes > 0;  // else they may be mapped, and need not all be there
+    const int64_t needed = s->memory.total() - (held ? 0 : s->memory.weights);
+    if (needed <= q.room) return {};
+    const std::string ways = what_would_fit(q);
+    return fail(ErrorCode::kEnvironment, "{}: does not fit: {} are needed and {} of memory are available; fewer --kv-tokens{}",
+                o.engine.string(), human_bytes(double(needed)), human_bytes(double(q.room)), ways.empty() ? "" : ", or " + ways);
+  }
+  // A mapped file gives its memory back when others need it.
+  if (o.weights == "map") q.room += std::min(s->memory.weights, q.room);
+  l->kv_pages = pages_that_fit(q);
+  s->memory = exec::plan_memory(a.manifest, *l, threads);
+  if (l->kv_pages == wanted) return {};
+  const std::string ways = what_would_fit(q);
+  const int64_t rest = s->memory.total() - s->memory.kv;
+  if (l->kv_pages < 1)
+    return fail(ErrorCode::kEnvironment,
+                "{}: does not fit: {} of memory are available, weights take {} and activations {}: nothing is left for keys and values; {}",
+                o.engine.string(), human_bytes(double(q.room)), human_bytes(double(s->memory.weights + s->memory.expert_cache)),
+                human_bytes(double(s->memory.activations)), ways.empty() ? "make room" : "use " + ways);
+  s->kv = fmt::format("{:.0f} % of the {} that weights and activations leave, instead of {} for {}; all would fit with {}", o.kv_fraction * 100,
+                      human_bytes(double(std::max<int64_t>(0, q.room - rest))),
+                      human_bytes(double(wanted) * double(exec::kv_page_bytes(a.manifest, l->kv_type))), s->kv,
+                      ways.empty() ? "more memory" : ways);
+  return {};
+}
+
+}  // namespace
 
 Result<Session> open_session(const SessionOptions& o) {
   Session s;
   s.dir = o.engine;
   const int threads = o.threads > 0 ? o.threads : hw::advise_threads().threads;
   std::error_code ec;
-  auto weight_bytes = int64_t(std::filesystem::file_size(o.engine / "weights.bin", ec));
+  const auto weight_bytes = int64_t(std::filesystem::file_size(o.engine / "weights.bin", ec));
   hw::NumaPlan numa;
   if (o.numa && !ec) numa = hw::plan_numa(hw::memory_nodes("/", hw::allowed_cpus()), threads, weight_bytes);
   s.numa = numa.reason;
@@ -41,40 +90,9 @@ Result<Session> open_session(const SessionOptions& o) {
       progress->advance(uint64_t(done - shown));
       shown = done;
     };
-  int64_t positions = 0, kv_token_bytes = 0;  // known before loading, as the pool is made then
-  {
-    MI_TRY(const artifact::LoadedArtifact a, artifact::open_artifact(o.engine));
-    positions = a.manifest.model.max_positions;
-    weight_bytes = exec::weight_memory(a.manifest, o.expert_cache_bytes);
-    const std::string kv = o.kv_type.empty() ? a.manifest.default_kv : o.kv_type;
-    // int8 has a scale (float) per token and head beside its bytes: less than half as much again for heads of 8 and more.
-    kv_token_bytes = a.manifest.memory.kv_bytes_per_token_bf16 * (kv == "f32" ? 8 : kv == "bf16" ? 4 : 3) / 4;
-  }
-  const int64_t limit = o.max_seq_len > 0 ? o.max_seq_len : 4096;
-  s.max_seq_len = positions > 0 ? std::min(limit, positions) : limit;
-  const auto pages = [](int64_t tokens) { return (tokens + artifact::kKvPageTokens - 1) / artifact::kKvPageTokens; };
-  l.kv_pages = o.kv_tokens > 0 ? pages(o.kv_tokens) : pages(s.max_seq_len) * o.max_batch_size;
-  s.kv = o.kv_tokens > 0 ? "--kv-tokens"
-                         : fmt::format("{} sequences of {} tokens", o.max_batch_size, s.max_seq_len);
-  const int64_t available = hw::available_memory("/");
-  if (o.kv_tokens == 0 && kv_token_bytes > 0 && available < INT64_MAX) {
-    const double left = std::max(double(available) - double(weight_bytes), 0.0);
-    const auto most = int64_t(left * o.kv_fraction / double(kv_token_bytes * artifact::kKvPageTokens));
-    if (most < 1)
-      return fail(ErrorCode::kEnvironment,
-                  "{}: {} of memory are available and the weights take {}: nothing is left for keys and values; make "
-                  "room, or quantize the model further",
-                  o.engine.string(), human_bytes(double(available)), human_bytes(double(weight_bytes)));
-    if (most < l.kv_pages) {
-      s.kv = fmt::format("{:.0f} % of the {} that the weights leave, instead of {} for {}", o.kv_fraction * 100,
-                         human_bytes(left), human_bytes(double(l.kv_pages * kv_token_bytes * artifact::kKvPageTokens)),
-                         s.kv);
-      l.kv_pages = most;
-    }
-  }
+  MI_TRY_VOID(plan(o, threads, &l, &s));
   MI_TRY(s.engine, exec::Engine::load(o.engine, l, *s.pool));
   if (progress) progress->done();
-  s.max_batch_size = o.max_batch_size;
   return s;
 }
 

@@ -8,6 +8,7 @@
 #include "base/file.h"
 #include "base/result.h"
 #include "exec/engine.h"
+#include "exec/memory_plan.h"
 #include "hw/thread_pool.h"
 #include "runtime/loop.h"
 #include "text/model_text.h"
@@ -38,6 +39,9 @@ struct Session {
   std::unique_ptr<exec::Engine> engine;
   std::string numa;  // what was planned and why
   std::string kv;    // how large the KV pool is and why
+  exec::MemoryPlan memory;    // of the engine
+  int64_t runtime_bytes = 0;  // what the process took before it: program, libraries, tokenizer, stacks
+  int64_t total_bytes() const { return memory.total() + runtime_bytes; }
   text::ModelText text;
   int64_t max_seq_len = 0;
   int64_t max_batch_size = 0;

@@ -80,6 +80,34 @@ class Server:
         self.stop()
 
 
+class MemoryGroup:
+    """A control group that may take so many bytes, where one can be made; `program` is metainfer inside it."""
+
+    def __init__(self, limit, folder):
+        base = pathlib.Path("/sys/fs/cgroup")
+        self.v2 = (base / "cgroup.controllers").exists()
+        self.path = (base if self.v2 else base / "memory") / f"mi-test-{os.getpid()}"
+        try:
+            self.path.mkdir()
+            (self.path / ("memory.max" if self.v2 else "memory.limit_in_bytes")).write_text(str(limit))
+        except OSError as error:
+            if self.path.exists():
+                self.path.rmdir()
+            pytest.skip(f"memory control groups cannot be made here: {error}")
+        self.program = folder / "metainfer-in-group"
+        self.program.write_text(f'#!/bin/sh\necho $$ > {self.path}/cgroup.procs && exec {BINARY} "$@"\n')
+        self.program.chmod(0o755)
+
+    def most(self):
+        return int((self.path / ("memory.peak" if self.v2 else "memory.max_usage_in_bytes")).read_text())
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.path.rmdir()
+
+
 def mounted(mount, size):
     """For fixtures: a small file system, where mounting one is allowed."""
     mount.mkdir()

@@ -116,7 +116,7 @@ std::string profile_html(const Profile& p) {
   std::vector<std::vector<std::string>> kernels{{"kernel", "operations", "why"}};
   for (const KernelUse& k : kernels_used(p)) kernels.push_back({k.kernel, k.ops, k.why});
   body += "<h2>Kernels</h2>\n" + html::table(kernels);
-  if (p.memory) body += "<h2>Memory</h2>\n<pre>" + escape(memory_text(*p.memory)) + "</pre>\n";
+  if (p.memory) body += "<h2>Memory</h2>\n" + memory_plot(*p.memory) + "<pre>" + escape(memory_text(*p.memory)) + "</pre>\n";
   return html::page(p.engine + ": profile", body);
 }
 

@@ -157,7 +157,7 @@ TEST_F(ProfileTest, TraceIsOneStepWithInstructionsInsideLayers) {
 
 TEST_F(ProfileTest, JsonSaysWhatWasMeasured) {
   Profile p = profile();
-  p.memory = memory_report(*engine_);
+  p.memory = memory_report(*engine_, exec::plan_memory(engine_->manifest(), engine_->options(), 1), 1000);
   const Json j = profile_json(p);
   EXPECT_EQ(j["machine"]["limits"]["read_gbs"]["all"], 40);
   ASSERT_EQ(j["scenarios"].size(), 3u);
@@ -218,16 +218,26 @@ TEST_F(ProfileTest, RefusesWhatDoesNotFit) {
 
 TEST_F(ProfileTest, MemoryOfTheEngineIsAccountedFor) {
   profile();
-  const MemoryReport r = memory_report(*engine_);
+  const int64_t runtime = hw::process_memory()->resident / 2;
+  const exec::MemoryPlan plan = exec::plan_memory(engine_->manifest(), engine_->options(), 1);
+  EXPECT_EQ(plan.kv, engine_->kv_pages() * engine_->kv_page_bytes());
+  EXPECT_EQ(plan.activations, engine_->arena_bytes());
+  const MemoryReport r = memory_report(*engine_, plan, runtime);
   ASSERT_EQ(r.lines.size(), 6u);
-  EXPECT_EQ(r.lines[1].planned, engine_->kv_pages() * engine_->kv_page_bytes());
+  EXPECT_EQ(r.lines[1].planned, plan.kv);
+  EXPECT_EQ(r.lines[5].planned, plan.total() + runtime);
   if (!r.notes.empty()) GTEST_SKIP() << r.notes[0];
+  int64_t sum = 0;
+  for (size_t i = 0; i < 5; ++i) sum += *r.lines[i].resident;
+  EXPECT_EQ(sum, *r.lines[5].resident);
   for (size_t i = 0; i < 3; ++i) {
     EXPECT_GT(*r.lines[i].resident, 0) << r.lines[i].name;
-    EXPECT_LE(*r.lines[i].resident, *r.lines[i].planned) << r.lines[i].name;
+    EXPECT_LE(*r.lines[i].resident, r.lines[i].planned) << r.lines[i].name;
   }
   EXPECT_GE(*r.peak, *r.lines[5].resident / 2);
   EXPECT_THAT(memory_text(r), HasSubstr("KV cache"));
+  EXPECT_THAT(memory_text(r), HasSubstr("% of the plan"));
+  EXPECT_THAT(memory_plot(r), HasSubstr("KV cache, planned: " + human_bytes(double(plan.kv))));
 }
 
 TEST(StepTime, UnitsThatFit) {
