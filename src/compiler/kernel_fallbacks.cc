@@ -88,11 +88,12 @@ class Estimate {
       rows = std::max<int64_t>(1, std::llround(double(tokens * p.k) / matrices));
     }
     const auto [it, fresh] = known_.try_emplace({kernel.name, rows, p.w->n, p.w->k});
-    if (fresh) it->second = measure_.seconds(kernel, rows, p.w->n, p.w->k, p.w->group);
+    if (fresh) it->second = measure_.seconds(kernel, rows, p.w->n, p.w->k, p.w->group, p.k > 0 ? Each::kEach : Each::kTogether);
     return it->second * matrices;
   }
 
  private:
+  using Each = kernels::GemmMeasure::Threads;
   hw::ThreadPool pool_;
   kernels::GemmMeasure measure_;
   std::map<std::tuple<std::string, int64_t, int64_t, int64_t>, double> known_;
