@@ -4,6 +4,7 @@
 #include "cli/command.h"
 #include "compiler/build.h"
 #include "ir/pipeline.h"
+#include "tools/build_config.h"
 #include "tools/check_text.h"
 #include "tools/verify_passes.h"
 
@@ -11,13 +12,13 @@ namespace mi::cli {
 namespace {
 
 struct Flags {
-  std::string model, output, target = "cpu", level = "O2", precision;
+  std::string config, model, output, target = "cpu", level = "O2", precision;
   std::vector<std::string> disabled, allowed;
   int64_t seq = 0, batch = 32;
   bool verify = false, force = false, strict = false, json = false, list = false;
 };
 
-Result<int> run(const Flags& f) {
+Result<int> run(const Flags& f, bool level_given) {
   if (f.list) {
     for (const ir::Pass& p : ir::passes()) fmt::print("{:<20} O{}  {}\n", p.name, p.min_opt_level, p.what);
     return 0;
@@ -27,19 +28,25 @@ Result<int> run(const Flags& f) {
   o.model = f.model;
   o.output = f.output;
   o.target = f.target;
-  o.opt_level = f.level.back() - '0';
-  o.precision = f.precision;
-  o.disabled_passes = f.disabled;
+  if (!f.config.empty()) {
+    MI_TRY(const ir::MirDir mir, ir::MirDir::open(o.model));
+    MI_TRY_VOID(tools::load_build_config(f.config, mir.graph, &o));
+  }
+  // A flag has the last word; lists are added up.
+  if (level_given || f.config.empty()) o.opt_level = f.level.back() - '0';
+  if (!f.precision.empty()) o.precision = f.precision;
+  o.disabled_passes.insert(o.disabled_passes.end(), f.disabled.begin(), f.disabled.end());
   o.force = f.force;
-  o.strict = f.strict;
-  o.allowed_fallbacks = f.allowed;
+  o.strict = o.strict || f.strict;
+  o.allowed_fallbacks.insert(o.allowed_fallbacks.end(), f.allowed.begin(), f.allowed.end());
   o.plan_seq_len = f.seq;
   o.plan_batch = f.batch;
   MI_TRY_VOID(tools::check_text(o.model / "tokenizer"));
   if (f.verify) {
     tools::PassesOptions p;
     p.model = f.model;
-    p.precision = f.precision;
+    p.precision = o.precision;
+    p.rules = o.rules;
     MI_TRY(const tools::PassesReport checked, tools::verify_passes(p));
     if (!checked.ok()) {
       fmt::print("{}", tools::passes_text(checked));
@@ -48,6 +55,7 @@ Result<int> run(const Flags& f) {
     o.appendix = tools::passes_html(checked);
   }
   MI_TRY(const compiler::BuildReport r, compiler::build_engine(o));
+  fmt::print(stderr, "{}", r.shapes);
   if (f.json)
     fmt::print("{}\n", dump_json(compiler::report_json(r), 1));
   else
@@ -62,8 +70,9 @@ Command add_build(CLI::App& parent) {
   CLI::App* app = parent.add_subcommand("build", "compile a MIR into an engine: fuse, plan memory, pack weights");
   app->add_option("--model", f->model, "MIR directory, from metainfer export or quantize");
   app->add_option("--output", f->output, "new engine directory");
+  app->add_option("--config", f->config, "options in a file (YAML), also what is fused and how experts are grouped; see the example below");
   app->add_option("--target", f->target, "what it runs on: cpu")->capture_default_str();
-  app->add_option("--opt-level", f->level, "O0: the graph as it is; O1, O2: fused")
+  CLI::Option* const level = app->add_option("--opt-level", f->level, "O0: the graph as it is; O1, O2: fused")
       ->check(CLI::IsMember({"O0", "O1", "O2"}))
       ->capture_default_str();
   app->add_option("--precision", f->precision, "float matrices: fp32 or bf16 (default: as the model has them)")
@@ -72,14 +81,21 @@ Command add_build(CLI::App& parent) {
   app->add_option("--max-seq-len", f->seq,
                   "tokens per sequence in the printed KV plan (default: 4096 or the model's limit)");
   app->add_option("--max-batch-size", f->batch, "sequences in the printed KV plan")->capture_default_str();
-  app->add_flag("--strict", f->strict, "fail when an op of an int8 model is outside the int8 path");
+  app->add_flag("--strict", f->strict, "fail when an op of an int8 model is outside the int8 path, or one of any model on a slower kernel than there could be");
   app->add_option("--allow-fallback", f->allowed, "with --strict: but not for weights of this name (attn.o.weight, \"mlp.*\"); may be repeated");
   app->add_flag("--verify-passes", f->verify, "first check that no pass changes what the model says (verify --passes); the table goes into report.html");
   app->add_flag("--force", f->force, "replace an existing engine");
   app->add_flag("--list-passes", f->list, "print the passes and stop");
   app->add_flag("--json", f->json, "print the report as JSON");
-  app->footer("Example:\n  metainfer build --model mini-m3-w8a8 --target cpu --opt-level O2 --output mini-m3-engine");
-  return {app, [f]() { return run(*f); }};
+  app->footer("Example:\n  metainfer build --model mini-m3-w8a8 --target cpu --opt-level O2 --output mini-m3-engine\n"
+              "A file for --config (fusion.ignore: names of weights or results, or re: patterns; every key may be absent):\n"
+              "  build:\n"
+              "    disable_passes: [fuse_qkv]\n"
+              "    fusion: {ignore: [\"re:layers\\\\.0\\\\.attn\"], same_precision_only: true, debug_shapes: true}\n"
+              "    expert_groups:\n"
+              "      - {layers: [1, 2], size: 8}\n"
+              "      - {layers: [3], members: [[0, 2, 4, 6], [1, 3, 5, 7]]}");
+  return {app, [f, level]() { return run(*f, level->count() > 0); }};
 }
 
 }  // namespace mi::cli

@@ -13,6 +13,7 @@
 
 #include "base/util.h"
 #include "cli/command.h"
+#include "compiler/kernel_fallbacks.h"
 #include "hw/cpu.h"
 #include "server/access_log.h"
 #include "server/http/listener.h"
@@ -174,8 +175,16 @@ Result<int> run(const Flags& f) {
       plan.expert_cache > 0 ? fmt::format("{} and experts {}", human_bytes(double(plan.weights)), human_bytes(double(plan.expert_cache)))
                             : human_bytes(double(plan.weights)),
       human_bytes(double(plan.kv)), human_bytes(double(plan.activations)), human_bytes(double(plan.workspace)), human_bytes(double(s.runtime_bytes)));
-  for (const artifact::Fallback& x : s.engine->manifest().fallbacks)
-    say("fallback    {}: {} ({})\n", x.where, x.what, x.why);
+  const compiler::KernelFallbacks kernels = compiler::find_kernel_fallbacks(s.engine->manifest());
+  const auto tell = [&o](const char* kind, const std::vector<artifact::Fallback>& list) {
+    for (const artifact::Fallback& x : list) {
+      say("fallback    {}: {} ({}; {})\n", x.where, x.what, x.why, x.fix);
+      o.fallbacks.push_back({kind, x.where, x.why});
+    }
+  };
+  tell("float", s.engine->manifest().fallbacks);
+  tell("kernel", kernels.list);
+  if (!o.fallbacks.empty()) say("fallbacks   {}\n", compiler::fallbacks_line(s.engine->manifest().fallbacks.size(), kernels));
 
   runtime::LoopOptions lo = f.loop;
   lo.step_seconds = f.step_ms / 1000;

@@ -17,6 +17,7 @@
 #include "base/util.h"
 #include "base/version.h"
 #include "cli/command.h"
+#include "compiler/kernel_fallbacks.h"
 #include "cli/number_list.h"
 #include "hw/cpu.h"
 
@@ -129,6 +130,7 @@ int run(int argc, char** argv) {
   if (mi::Status s = check_values(app); !s.ok()) return print_error(s.error());
   mi::Progress::set_quiet(quiet);
   if (mi::Status s = mi::hw::check_force_env(); !s.ok()) return print_error(s.error());
+  if (mi::Status s = mi::compiler::check_left_out_kernels(); !s.ok()) return print_error(s.error());
   // serve ends gracefully on its own; everything else only has to leave nothing behind.
   const bool serve = app.got_subcommand("serve");
   if (!serve) mi::remove_outputs_on_signal();

@@ -104,14 +104,18 @@ artifact::ModelFacts facts_of(const ir::Graph& g, const Program& p) {
 }
 
 std::map<std::string, std::string> options_of(const BuildOptions& o) {
-  return {{"target", o.target},
-          {"opt_level", fmt::format("O{}", o.opt_level)},
-          {"precision", o.precision.empty() ? "keep" : o.precision},
-          {"disabled_passes", fmt::format("{}", fmt::join(o.disabled_passes, ","))}};
+  std::map<std::string, std::string> all = {{"target", o.target},
+                                            {"opt_level", fmt::format("O{}", o.opt_level)},
+                                            {"precision", o.precision.empty() ? "keep" : o.precision},
+                                            {"disabled_passes", fmt::format("{}", fmt::join(o.disabled_passes, ","))}};
+  all.insert(o.recorded.begin(), o.recorded.end());
+  return all;
 }
 
 // Weights of fallbacks are behind "layers 0-2: ", or stand alone in prologue and epilogue.
-Status check_strict(const std::vector<artifact::Fallback>& found, const std::vector<std::string>& allowed) {
+Status check_strict(std::vector<artifact::Fallback> found, const std::vector<artifact::Fallback>& kernels,
+                    const std::vector<std::string>& allowed) {
+  found.insert(found.end(), kernels.begin(), kernels.end());
   std::vector<artifact::Fallback> fallbacks;
   std::vector<bool> used(allowed.size());
   for (const artifact::Fallback& f : found) {
@@ -129,7 +133,7 @@ Status check_strict(const std::vector<artifact::Fallback>& found, const std::vec
   if (fallbacks.empty()) return {};
   std::string list;
   for (const auto& f : fallbacks) list += fmt::format("\n  {}: {}; {}; {}", f.where, f.what, f.why, f.fix);
-  return fail(ErrorCode::kCheckFailed, "--strict: {} operations are outside the int8 path:{}", fallbacks.size(), list);
+  return fail(ErrorCode::kCheckFailed, "--strict: {} operations are outside the fast path:{}", fallbacks.size(), list);
 }
 
 Status check_space(const Path& output, int64_t needed) {
@@ -139,6 +143,29 @@ Status check_space(const Path& output, int64_t needed) {
                 "{}: the engine takes about {}, the disk has {} free; free some space or choose another place",
                 output.string(), human_bytes(double(needed)), human_bytes(double(available)));
   return {};
+}
+
+// Every value of each block with its type, its op and, beside a graph before, "+" where it is new; then what is gone.
+std::string shapes_text(const ir::Graph& g, const ir::Graph* before) {
+  std::string s;
+  const auto block = [&](const ir::Block& b, const ir::Block* old) {
+    if (old && *old == b) return;
+    s += fmt::format("  {}{}\n", b.name, b.layers.empty() ? "" : fmt::format(" (layers {})", layers_text(b.layers)));
+    const auto has = [](const ir::Block& x, const ir::Value& v) { return std::find(x.values.begin(), x.values.end(), v) != x.values.end(); };
+    for (const ir::Node& n : b.nodes)
+      for (const ir::ValueId v : n.out) {
+        const ir::Value& value = b.values[size_t(v)];
+        s += fmt::format("  {} {:<24} {:<16} {}\n", old && !has(*old, value) ? '+' : ' ', value.name, ir::type_text(value.type), op_name(n.op));
+      }
+    if (!old) return;
+    for (const ir::Value& v : old->values)
+      if (!has(b, v)) s += fmt::format("  - {:<24} {}\n", v.name, ir::type_text(v.type));
+  };
+  block(g.prologue, before ? &before->prologue : nullptr);
+  for (size_t i = 0; i < g.blocks.size(); ++i)  // fusion.ignore may have split blocks before the first pass
+    block(g.blocks[i], before && i < before->blocks.size() && before->blocks[i].layers == g.blocks[i].layers ? &before->blocks[i] : nullptr);
+  block(g.epilogue, before ? &before->epilogue : nullptr);
+  return s;
 }
 
 int64_t directory_bytes(const Path& dir) {
@@ -173,6 +200,7 @@ Result<BuildReport> build_engine(const ir::MirDir& mir, const BuildOptions& o) {
   pipeline.opt_level = o.opt_level;
   pipeline.disabled = o.disabled_passes;
   pipeline.list = o.passes;
+  pipeline.rules = o.rules;
   BuildReport r;
   const auto count_calls = [&](const ir::Graph& g) {
     const auto p = lower(g, precision);  // an error is told below, of the whole
@@ -180,11 +208,16 @@ Result<BuildReport> build_engine(const ir::MirDir& mir, const BuildOptions& o) {
   };
   if (!o.scratch) {
     count_calls(graph);
-    pipeline.after_each = [&](const ir::PassRun& run, const ir::Graph& g) {
+    if (o.debug_shapes) r.shapes = "shapes before the passes\n" + shapes_text(graph, nullptr);
+    pipeline.after_each = [&, before = graph](const ir::PassRun& run, const ir::Graph& g) mutable {
       if (run.changed)
         count_calls(g);
       else
         r.kernel_calls.push_back(r.kernel_calls.back());
+      if (!o.debug_shapes) return;
+      r.shapes += fmt::format("shapes after {}{}\n", run.name, run.changed ? "" : run.skipped ? ": skipped" : ": the same");
+      if (run.changed) r.shapes += shapes_text(g, &before);
+      before = g;
     };
   }
   MI_TRY(const std::vector<ir::PassRun> passes, ir::run_pipeline(graph, pipeline));
@@ -195,7 +228,7 @@ Result<BuildReport> build_engine(const ir::MirDir& mir, const BuildOptions& o) {
   for (const ir::PassRun& p : passes)
     m.passes.push_back({p.name, p.skipped, p.changed, p.seconds, p.nodes_before, p.nodes_after});
   m.fallbacks = find_fallbacks(graph);
-  if (o.strict) MI_TRY_VOID(check_strict(m.fallbacks, o.allowed_fallbacks));
+  r.conversions = find_conversions(graph);
 
   Program program;
   if (auto lowered = lower(graph, precision); lowered.ok())
@@ -205,11 +238,19 @@ Result<BuildReport> build_engine(const ir::MirDir& mir, const BuildOptions& o) {
   m.model = facts_of(graph, program);
   m.default_kv = m.model.precision == "fp32" ? "f32" : "bf16";
   m.caches = program.caches;
-  m.memory.activation_bytes_per_token = plan_memory(program.buffers);
+  // The last "pass": what it did is told where the others are.
+  const auto sharing = std::find_if(m.passes.begin(), m.passes.end(), [](const artifact::PassReport& p) { return p.name == "share_buffers"; });
+  const bool share = sharing == m.passes.end() || !sharing->skipped;
+  m.memory.activation_bytes_per_token = plan_memory(program.buffers, share);
+  if (sharing != m.passes.end()) sharing->changed = m.memory.activation_bytes_per_token < unshared_bytes(program.buffers);
   MI_TRY_VOID(verify_memory_plan(program.buffers, m.memory.activation_bytes_per_token));
   m.memory.kv_bytes_per_token_bf16 = artifact::kv_bytes_per_token_bf16(m.caches);
   m.buffers = std::move(program.buffers);
   m.program = std::move(program.instrs);
+  for (const WeightPlan& w : program.weights) m.weights.push_back(w.tensor);  // their places are known when they are written
+  MI_TRY_VOID(set_expert_groups(o.expert_groups, &m));
+  if (!o.scratch) r.kernel_fallbacks = find_kernel_fallbacks(m);
+  if (o.strict) MI_TRY_VOID(check_strict(m.fallbacks, r.kernel_fallbacks.list, o.allowed_fallbacks));
   r.unshared_activation_bytes = unshared_bytes(m.buffers);
   r.peak_activation_bytes = peak_bytes(m.buffers);
   r.plan_seq_len = o.plan_seq_len > 0 ? o.plan_seq_len : std::min<int64_t>(4096, m.model.max_positions);
@@ -227,7 +268,7 @@ Result<BuildReport> build_engine(const ir::MirDir& mir, const BuildOptions& o) {
       return s.error().with_context(mir.dir.string());
     if (progress) progress->done();
   }
-  for (const WeightPlan& w : program.weights) m.weights.push_back(w.tensor);
+  for (size_t i = 0; i < m.weights.size(); ++i) m.weights[i] = program.weights[i].tensor;
   m.memory.weight_bytes = writer.offset();
   MI_TRY_VOID(write_file(out.path() / "graph.mir", ir::print(graph)));
   MI_TRY_VOID(ir::copy_tokenizer(mir.dir, out.path()));

@@ -2,6 +2,7 @@
 // MIR directory -> engine directory: passes, lowering, memory plan, packing, reports. The output appears whole or not
 // at all.
 
+#include <map>
 #include <string>
 #include <vector>
 
@@ -9,6 +10,9 @@
 #include "base/file.h"
 #include "base/json.h"
 #include "base/result.h"
+#include "compiler/conversions.h"
+#include "compiler/expert_groups.h"
+#include "compiler/kernel_fallbacks.h"
 #include "ir/mir_dir.h"
 #include "ir/pipeline.h"
 
@@ -21,6 +25,10 @@ struct BuildOptions {
   std::string precision;                     // of float matrices: "" as the model has them, "fp32", "bf16"
   std::vector<std::string> disabled_passes;  // by name; unknown names are refused
   const std::vector<ir::Pass>* passes = nullptr;  // as ir::PipelineOptions::list
+  ir::FusionRules rules;
+  bool debug_shapes = false;                 // BuildReport::shapes
+  std::vector<ExpertGroups> expert_groups;
+  std::map<std::string, std::string> recorded;  // further entries of the manifest's options: what a config file said
   bool force = false;                        // replace an existing engine
   std::string appendix;                      // HTML that ends report.html: what others found out about this model
   bool scratch = false;                      // an engine for a moment: no progress line, no report, not synced to disk
@@ -34,6 +42,9 @@ struct BuildOptions {
 struct BuildReport {
   artifact::Manifest manifest;
   std::vector<int64_t> kernel_calls;  // of one step: without passes, then after each of manifest.passes; none for scratch
+  std::vector<Conversion> conversions;
+  KernelFallbacks kernel_fallbacks;  // on this machine, so no part of the engine
+  std::string shapes;  // debug_shapes: every intermediate before the first pass and after each that changed something
   int64_t source_bytes = 0;  // of the model's weights
   int64_t engine_bytes = 0;  // of the whole directory
   int64_t unshared_activation_bytes = 0,

@@ -343,6 +343,94 @@ TEST_F(Build, StrictNamesEachFallback) {
   failed(build_engine(o), ErrorCode::kUsage, "--allow-fallback attn.o: no fallback");
 }
 
+TEST_F(Build, GroupsOfExpertsByHand) {
+  BuildOptions o = options("w8a8");
+  o.force = true;
+  o.expert_groups = {{{1}, 4, {}}, {{2}, 0, {{5, 0}, {1, 2, 3, 4}}}};
+  const auto r = build_engine(o);
+  ASSERT_TRUE(r.ok()) << r.error().message();
+  const auto a = open_checked(o.output);
+  ASSERT_TRUE(a.ok()) << a.error().message();
+  std::vector<std::vector<std::vector<int32_t>>> found;
+  for (const artifact::Instr& i : a->manifest.program)
+    if (i.op == Op::kGroupedExperts) found.push_back(i.groups);
+  EXPECT_EQ(found, (std::vector<std::vector<std::vector<int32_t>>>{{{0, 1, 2, 3}, {4, 5}}, {{5, 0}, {1, 2, 3, 4}}}));
+  EXPECT_NE(report_text(*r).find("expert groups layers 2: 2 groups: [5 0], [1 2 3 4]"), std::string::npos) << report_text(*r);
+
+  const auto wrong = [&](std::vector<ExpertGroups> groups, const std::string& words) {
+    o.expert_groups = std::move(groups);
+    failed(build_engine(o), ErrorCode::kUsage, words);
+  };
+  wrong({{{0}, 2, {}}}, "layer 0 has no grouped experts");
+  wrong({{{1}, 2, {}}, {{}, 2, {}}}, "layer 1 is given twice");
+  wrong({{{1}, 0, {{0, 1, 2, 3, 4}}}}, "expert 5 of layer 1 is in no group");
+  wrong({{{1}, 0, {{0, 1, 2, 3, 4, 5}, {0}}}}, "expert 0 of layer 1 is in two groups");
+  wrong({{{1}, 0, {{0, 1, 2, 3, 4, 6}}}}, "layer 1 has experts 0 to 5, not 6");
+  o.disabled_passes = {"group_experts"};
+  wrong({{{}, 2, {}}}, "no layer has grouped experts");
+}
+
+TEST_F(Build, ConversionsAreListedWithTheirReasons) {
+  EXPECT_TRUE(find_conversions(ir::parse(testing::tiny_mir("bf16")).value()).empty());
+  BuildOptions o = options("w8a8");
+  const auto fused = build_engine(o);
+  o.force = true;
+  o.opt_level = 0;
+  const auto plain = build_engine(o);
+  ASSERT_TRUE(fused.ok() && plain.ok());
+  const auto own = [](const BuildReport& r) {
+    int64_t n = 0;
+    for (const Conversion& c : r.conversions) n += c.own_call ? c.times : 0;
+    return n;
+  };
+  EXPECT_EQ(own(*plain), 4 * 3);  // of the norms, attention, activation
+  EXPECT_EQ(own(*fused), 3);      // of attention
+  int64_t floats = 0;
+  for (const Conversion& c : fused->conversions) {
+    EXPECT_FALSE(c.why.empty() || c.by.empty()) << c.where;
+    floats += c.to_int8 ? 0 : c.times;
+    if (c.own_call) {
+      EXPECT_EQ(c.buffer_bytes, 32 * 4) << c.where;
+      EXPECT_NE(c.why.find("different threads"), std::string::npos) << c.why;
+    }
+  }
+  EXPECT_EQ(floats, 4 + 2 * 4);  // dense: qkv, o, gate_up, down; experts: qkv, o, gate with up, down
+  EXPECT_NE(report_text(*fused).find("3 kernel calls of their own"), std::string::npos) << report_text(*fused);
+  const Json j = report_json(*fused);
+  EXPECT_EQ(j["conversions"].size(), fused->conversions.size());
+  size_t placed = 0;
+  for (const auto& p : j["arena"]["places"]) placed += p["buffers"].size();
+  EXPECT_EQ(placed, fused->manifest.buffers.size());
+  EXPECT_LT(j["arena"]["places"].size(), placed / 2);
+}
+
+TEST_F(Build, ShapesBeforeAndAfterEachPass) {
+  BuildOptions o = options("w8a8");
+  o.debug_shapes = true;
+  const auto r = build_engine(o);
+  ASSERT_TRUE(r.ok()) << r.error().message();
+  for (const char* part : {"shapes before the passes\n  prologue\n", "shapes after fuse_qkv\n", "shapes after fold_constants: the same\n",
+                           "+ qkv                      f32[T, 64]       linear\n", "- n                        f32[T, 24]\n"})
+    EXPECT_NE(r->shapes.find(part), std::string::npos) << part << "\n" << r->shapes;
+}
+
+TEST_F(Build, AKernelThatThisCpuLacksIsAFallback) {
+  const auto r = build_engine(options("w8a8"));
+  ASSERT_TRUE(r.ok()) << r.error().message();
+  const KernelFallbacks plain = find_kernel_fallbacks(r->manifest, hw::CpuFeatures{});
+#if defined(MI_SCALAR_ONLY)
+  EXPECT_TRUE(plain.list.empty()) << "this program has no other";
+#else
+  ASSERT_FALSE(plain.list.empty());
+  EXPECT_EQ(plain.list[0].where, "layers 0-2: attn.q.weight+attn.k.weight+attn.v.weight");
+  EXPECT_NE(plain.list[0].what.find("linear int8 product by gemm_i8_scalar, the reference"), std::string::npos) << plain.list[0].what;
+  EXPECT_NE(plain.list[0].why.find("gemm_i8_avx2 (avx2)"), std::string::npos) << plain.list[0].why;
+  EXPECT_EQ(plain.prompt_seconds, 0);
+  EXPECT_TRUE(find_kernel_fallbacks(r->manifest, hw::CpuFeatures{.avx2 = true}).list.empty());
+#endif
+  EXPECT_TRUE(find_kernel_fallbacks(r->manifest, hw::detect_cpu()).list.empty() || !hw::detect_cpu().avx2);
+}
+
 TEST_F(Build, KernelCallsFollowThePasses) {
   const auto r = build_engine(options("w8a8"));
   ASSERT_TRUE(r.ok()) << r.error().message();

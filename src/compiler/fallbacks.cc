@@ -44,9 +44,9 @@ void find_in(const ir::Block& b, std::vector<artifact::Fallback>* out) {
         artifact::Fallback f;
         f.where = b.layers.empty() ? d.name : fmt::format("layers {}: {}", layers_text(b.layers), d.name);
         const double numbers = double(shape_count(d.shape).value_or(0)) * share_read(b, n);
-        f.what = fmt::format("{} product in float instead of int8; a token reads {} of weights instead of {}{}",
+        f.what = fmt::format("{} product in float instead of int8; a token reads {} of weights instead of {}, and {} of floats as input{}",
                              op_name(n.op), human_bytes(numbers * double(dtype_bytes(d.dtype))), human_bytes(numbers),
-                             b.layers.size() > 1 ? " in each of these layers" : "");
+                             human_bytes(4.0 * double(d.shape.back())), b.layers.size() > 1 ? " in each of these layers" : "");
         f.why = fmt::format("the matrix {} is stored as {} while the model is quantized", shape_text(d.shape),
                             dtype_name(d.dtype));
         f.fix = "quantize it: take it out of sensitive_layers, or choose a checkpoint that has it in int8";

@@ -13,7 +13,15 @@ bool together(const artifact::Buffer& a, const artifact::Buffer& b) {
 
 }  // namespace
 
-int64_t plan_memory(std::vector<artifact::Buffer>& buffers) {
+int64_t plan_memory(std::vector<artifact::Buffer>& buffers, bool share) {
+  if (!share) {
+    int64_t at = 0;
+    for (artifact::Buffer& b : buffers) {
+      b.offset_per_token = at;
+      at += size_of(b);
+    }
+    return at;
+  }
   std::vector<size_t> order(buffers.size());
   std::iota(order.begin(), order.end(), size_t(0));
   std::stable_sort(order.begin(), order.end(),

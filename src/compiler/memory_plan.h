@@ -12,7 +12,8 @@ namespace mi::compiler {
 
 // Sets offset_per_token of every buffer (multiples of 64) and returns the arena's bytes per token. Largest first, each
 // at the lowest offset that is free during its whole lifetime. Deterministic.
-int64_t plan_memory(std::vector<artifact::Buffer>& buffers);
+// share false: each has its own place, one after the other.
+int64_t plan_memory(std::vector<artifact::Buffer>& buffers, bool share = true);
 
 // The sum of the buffers' sizes: what the arena would take without sharing.
 int64_t unshared_bytes(const std::vector<artifact::Buffer>& buffers);

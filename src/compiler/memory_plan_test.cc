@@ -29,6 +29,18 @@ std::vector<artifact::Buffer> random_buffers(uint64_t seed) {
   return buffers;
 }
 
+TEST(MemoryPlan, WithoutSharingEveryBufferHasItsPlace) {
+  std::vector<artifact::Buffer> buffers(3);
+  for (int32_t i = 0; i < 3; ++i) {
+    buffers[size_t(i)].row_stride = 64 * (i + 1);
+    buffers[size_t(i)].first_instr = buffers[size_t(i)].last_instr = i;
+  }
+  EXPECT_EQ(plan_memory(buffers, false), 64 * 6);
+  EXPECT_EQ(buffers[2].offset_per_token, 64 * 3);
+  EXPECT_TRUE(verify_memory_plan(buffers, 64 * 6).ok());
+  EXPECT_EQ(plan_memory(buffers), 64 * 3);
+}
+
 TEST(MemoryPlan, RandomLifetimesNeverOverlap) {
   double unshared = 0, planned = 0;
   for (uint64_t seed = 0; seed < 500; ++seed) {

@@ -1,10 +1,15 @@
 // The build's report as text, JSON and a page.
 
+#include <algorithm>
+#include <map>
+
 #include "base/html.h"
 #include "base/util.h"
 #include "compiler/build.h"
+#include "compiler/fallbacks.h"
 #include "compiler/graph_view.h"
 #include "compiler/kv_plan.h"
+#include "ir/stats.h"
 
 namespace mi::compiler {
 namespace {
@@ -23,12 +28,65 @@ std::string model_line(const artifact::ModelFacts& f) {
                      count_text(f.total_params), count_text(f.active_params), f.precision);
 }
 
+// Places in the arena that several buffers take after each other.
+struct Sharing {
+  int64_t offset = 0;
+  std::vector<std::string> names;
+};
+std::vector<Sharing> sharing_of(const artifact::Manifest& m) {
+  std::map<int64_t, Sharing> places;
+  for (const artifact::Buffer& b : m.buffers) {
+    Sharing& s = places.try_emplace(b.offset_per_token, Sharing{b.offset_per_token, {}}).first->second;
+    s.names.push_back(b.name);
+  }
+  std::vector<Sharing> all;
+  for (auto& [offset, s] : places) all.push_back(std::move(s));
+  return all;
+}
+
+std::string groups_text(const artifact::Manifest& m) {
+  std::map<std::string, std::vector<int32_t>> layers;  // by form
+  for (const artifact::Instr& i : m.program) {
+    if (i.groups.empty()) continue;
+    std::string form = fmt::format("{} groups:", i.groups.size());
+    for (size_t g = 0; g < i.groups.size() && g < 4; ++g) form += fmt::format("{} [{}]", g ? "," : "", fmt::join(i.groups[g], " "));
+    if (i.groups.size() > 4) form += ", ...";
+    layers[form].push_back(i.layer);
+  }
+  std::string s;
+  for (const auto& [form, of] : layers) s += fmt::format("expert groups layers {}: {}\n", layers_text(of), form);
+  return s;
+}
+
 std::string pass_note(const BuildReport& r, size_t i) {
   const artifact::PassReport& p = r.manifest.passes[i];
   if (p.skipped) return "skipped";
   if (!p.changed) return "nothing to do";
+  if (p.name == "share_buffers")
+    return fmt::format("{} -> {} of activations per token", human_bytes(double(r.unshared_activation_bytes)),
+                       human_bytes(double(r.manifest.memory.activation_bytes_per_token)));
   return fmt::format("{} -> {} ops, {} -> {} kernel calls, {}", p.nodes_before, p.nodes_after, r.kernel_calls[i],
                      r.kernel_calls[i + 1], human_seconds(p.seconds));
+}
+
+// One bar for each class and format of weights, the largest first.
+std::string weights_picture(const ir::Graph& g) {
+  std::vector<ir::WeightGroup> groups = ir::stats_of(g).groups;
+  std::stable_sort(groups.begin(), groups.end(), [](const auto& a, const auto& b) { return a.bytes > b.bytes; });
+  double all = 0;
+  for (const ir::WeightGroup& w : groups) all += double(w.bytes);
+  constexpr double kName = 190, kBar = 460, kLine = 22;
+  std::string out = fmt::format("<svg viewBox=\"0 0 900 {0}\" width=\"900\" height=\"{0}\" role=\"img\" aria-label=\"weights by class\">\n",
+                                kLine * double(groups.size()) + 4);
+  for (size_t i = 0; i < groups.size(); ++i) {
+    const double y = kLine * double(i), w = std::max(1.0, kBar * double(groups[i].bytes) / std::max(all, 1.0));
+    out += fmt::format(
+        "<text x=\"0\" y=\"{:.0f}\">{} {}</text><rect x=\"{}\" y=\"{:.0f}\" width=\"{:.1f}\" height=\"16\" fill=\"hsl({},55%,65%)\"/>"
+        "<text x=\"{:.1f}\" y=\"{:.0f}\">{}, {:.1f} %</text>\n",
+        y + 14, escape(std::string(ir::mark_name(groups[i].mark))), groups[i].format, kName, y + 2, w, (i * 47) % 360, kName + w + 6, y + 14,
+        human_bytes(double(groups[i].bytes)), 100 * double(groups[i].bytes) / std::max(all, 1.0));
+  }
+  return out + "</svg>\n";
 }
 
 // Bars of the arena: time (instructions) to the right, bytes per token downwards. Buffers of the prologue and the first
@@ -65,21 +123,25 @@ std::string report_text(const BuildReport& r) {
   out += fmt::format("model         {}\n", model_line(m.model));
   out += fmt::format("weights       {} -> {} packed\n", human_bytes(double(r.source_bytes)),
                      human_bytes(double(m.memory.weight_bytes)));
-  out += fmt::format("activations   {} per token in one arena ({} without sharing), {} buffers\n",
+  out += fmt::format("activations   {} per token in one arena ({} without sharing), {} buffers in {} places\n",
                      human_bytes(double(m.memory.activation_bytes_per_token)),
-                     human_bytes(double(r.unshared_activation_bytes)), m.buffers.size());
+                     human_bytes(double(r.unshared_activation_bytes)), m.buffers.size(), sharing_of(m).size());
+  out += groups_text(m);
   out += fmt::format("program       {} kernel calls per step, {} without passes\n", m.program.size(), r.kernel_calls.front());
   out += fmt::format("KV cache, {} sequences of {} tokens:\n{}", r.plan_batch, r.plan_seq_len,
                      kv_plan_text(m.caches, r.plan_seq_len, r.plan_batch));
   out += "passes:\n";
   for (size_t i = 0; i < m.passes.size(); ++i) out += fmt::format("  {:<24} {}\n", m.passes[i].name, pass_note(r, i));
-  if (m.fallbacks.empty()) {
-    if (m.model.precision == "w8a8" || m.model.precision == "w4a8") out += "fallbacks     none\n";
-  } else {
-    out += fmt::format("fallbacks: {} operations outside the int8 path\n", m.fallbacks.size());
-    for (const auto& f : m.fallbacks)
-      out += fmt::format("  {}: {}\n    why: {}\n    fix: {}\n", f.where, f.what, f.why, f.fix);
+  if (!r.conversions.empty()) {
+    out += fmt::format("conversions   {}\n", conversions_line(r.conversions));
+    for (const Conversion& c : r.conversions)
+      if (c.own_call)
+        out += fmt::format("  {}: a kernel call of its own, reads {} of floats per token; {}\n", c.where, human_bytes(double(c.buffer_bytes)), c.why);
   }
+  if (!r.conversions.empty() || !r.kernel_fallbacks.list.empty()) out += fmt::format("fallbacks     {}\n", fallbacks_line(m.fallbacks.size(), r.kernel_fallbacks));
+  for (const auto* list : {&m.fallbacks, &r.kernel_fallbacks.list})
+    for (const auto& f : *list)
+      out += fmt::format("  {}: {}\n    why: {}\n    fix: {}\n", f.where, f.what, f.why, f.fix);
   out += fmt::format("time          {}\n", human_seconds(r.seconds));
   return out;
 }
@@ -118,9 +180,20 @@ Json report_json(const BuildReport& r) {
                            {"kernel_calls_before", r.kernel_calls[i]},
                            {"kernel_calls_after", r.kernel_calls[i + 1]}});
   }
-  j["fallbacks"] = Json::array();
-  for (const auto& f : m.fallbacks)
-    j["fallbacks"].push_back({{"where", f.where}, {"what", f.what}, {"why", f.why}, {"fix", f.fix}});
+  for (const auto& [key, list] : {std::pair("fallbacks", &m.fallbacks), std::pair("kernel_fallbacks", &r.kernel_fallbacks.list)}) {
+    j[key] = Json::array();
+    for (const auto& f : *list) j[key].push_back({{"where", f.where}, {"what", f.what}, {"why", f.why}, {"fix", f.fix}});
+  }
+  j["kernel_fallback_seconds"] = {{"prompt_tokens", KernelFallbacks::kPromptTokens},
+                                  {"prompt", r.kernel_fallbacks.prompt_seconds},
+                                  {"token", r.kernel_fallbacks.token_seconds}};
+  j["conversions"] = Json::array();
+  for (const Conversion& c : r.conversions) {
+    j["conversions"].push_back({{"where", c.where}, {"to", c.to_int8 ? "int8" : "float"}, {"by", c.by}, {"why", c.why}, {"times", c.times}, {"own_call", c.own_call}});
+    if (c.own_call) j["conversions"].back()["buffer_bytes"] = c.buffer_bytes;
+  }
+  j["arena"] = {{"buffers", m.buffers.size()}, {"places", Json::array()}};
+  for (const Sharing& s : sharing_of(m)) j["arena"]["places"].push_back({{"offset", s.offset}, {"buffers", s.names}});
   j["seconds"] = r.seconds;
   return j;
 }
@@ -135,7 +208,7 @@ std::string report_html(const BuildReport& r, const ir::Graph& after_passes, con
   out += row({"activations without sharing", human_bytes(double(r.unshared_activation_bytes))});
   out += row({"least that any plan needs", human_bytes(double(r.peak_activation_bytes))});
   out += row({"KV cache per token, bf16", human_bytes(double(m.memory.kv_bytes_per_token_bf16))});
-  out += "</table>\n<h2>KV cache</h2>\n<pre>" +
+  out += "</table>\n" + weights_picture(after_passes) + "<h2>KV cache</h2>\n<pre>" +
          escape(fmt::format("{} sequences of {} tokens\n{}", r.plan_batch, r.plan_seq_len,
                             kv_plan_text(m.caches, r.plan_seq_len, r.plan_batch))) +
          "</pre>\n";
@@ -144,12 +217,26 @@ std::string report_html(const BuildReport& r, const ir::Graph& after_passes, con
     const artifact::PassReport& p = m.passes[i];
     out += row({p.name, fmt::format("{}", p.nodes_before), fmt::format("{}", p.nodes_after),
                 fmt::format("{}", r.kernel_calls[i]), fmt::format("{}", r.kernel_calls[i + 1]),
-                p.skipped ? "skipped" : p.changed ? "" : "nothing to do"});
+                p.skipped ? "skipped" : !p.changed ? "nothing to do" : p.name == "share_buffers" ? pass_note(r, i) : ""});
   }
   out +=
       "</table>\n<h2>Memory plan</h2>\n<p>Each bar is a buffer: left to right its lifetime in instructions, top to "
       "bottom its place in the arena. The first layers; the others repeat.</p>\n" +
       arena_picture(m);
+  out += "<details><summary>Which buffers share a place</summary>\n<table>\n" + row({"offset per token", "buffers, one after the other"}, "th");
+  for (const Sharing& s : sharing_of(m)) {
+    const size_t shown = std::min<size_t>(s.names.size(), 12);
+    out += row({fmt::format("{}", s.offset), fmt::format("{}{}", fmt::join(s.names.begin(), s.names.begin() + ptrdiff_t(shown), ", "),
+                                                         s.names.size() > shown ? fmt::format(", and {} more", s.names.size() - shown) : "")});
+  }
+  out += "</table></details>\n";
+  if (!r.conversions.empty()) {
+    out += "<h2>Conversions</h2>\n<p>" + escape(conversions_line(r.conversions)) + ".</p>\n<table>\n" + row({"where", "", "by", "why", "times"}, "th");
+    for (const Conversion& c : r.conversions)
+      out += row({c.where, c.to_int8 ? "float -> int8" : "int8 -> float",
+                  c.own_call ? fmt::format("{}: {} of floats per token", c.by, human_bytes(double(c.buffer_bytes))) : c.by, c.why, fmt::format("{}", c.times)});
+    out += "</table>\n";
+  }
   out += "<h2>Fallbacks</h2>\n";
   if (m.fallbacks.empty()) {
     out += "<p>None.</p>\n";

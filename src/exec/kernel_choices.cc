@@ -56,7 +56,8 @@ std::string why_gemm(const Context& c, kernels::GemmFormat format) {
                                    : "the reference, which every CPU runs";
   for (const kernels::GemmKernel& k : kernels::gemm_kernels()) {
     if (&k == &chosen) break;
-    if (k.format == format) text += fmt::format("; {} needs {}", k.name, k.needs);
+    if (k.format != format) continue;
+    text += kernels::gemm_left_out(k) ? fmt::format("; {} is left out by MI_WITHOUT_KERNEL", k.name) : fmt::format("; {} needs {}", k.name, k.needs);
   }
   return text;
 }

@@ -214,7 +214,7 @@ TEST(Pipeline, FusesTheSmallModelInInt8) {
   EXPECT_EQ(print(g), print(legal_graph(graph_text("m3_small_w8a8_fused.mir"))));
   ASSERT_EQ(runs->size(), passes().size());
   for (const PassRun& r : *runs) {
-    EXPECT_EQ(r.changed, r.name != "dead_code" && r.name != "fold_constants") << r.name;
+    EXPECT_EQ(r.changed, r.name != "dead_code" && r.name != "fold_constants" && r.name != "share_buffers") << r.name;
     EXPECT_FALSE(r.skipped);
   }
   EXPECT_LT(runs->back().nodes_after, runs->front().nodes_before);
@@ -228,7 +228,7 @@ TEST(Pipeline, LevelAndNamesSwitchPassesOff) {
   auto runs = run_pipeline(g, o);
   ASSERT_TRUE(runs.ok());
   EXPECT_TRUE(g == plain);
-  for (const PassRun& r : *runs) EXPECT_TRUE(r.skipped && !r.changed);
+  for (const PassRun& r : *runs) EXPECT_TRUE(r.skipped == (r.name != "share_buffers") && !r.changed) << r.name;
 
   o.opt_level = 1;
   o.disabled = {"group_experts", "fuse_qkv"};
@@ -237,7 +237,7 @@ TEST(Pipeline, LevelAndNamesSwitchPassesOff) {
   ASSERT_TRUE(run_pipeline(g, o).ok());
   EXPECT_THAT(seen, ::testing::ElementsAre("fold_constants", "fuse_qkv off", "fuse_gate_up", "fuse_norm_quantize",
                                            "fuse_rope_append", "fuse_residual", "group_experts off",
-                                           "fuse_activation_quantize", "dead_code"));
+                                           "fuse_activation_quantize", "dead_code", "share_buffers"));
   EXPECT_THAT(print(g), ::testing::Not(HasSubstr("grouped_experts")));
   EXPECT_THAT(print(g), HasSubstr("gate_up"));
 

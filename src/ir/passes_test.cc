@@ -54,6 +54,7 @@ INSTANTIATE_TEST_SUITE_P(Graphs, PassCase, ::testing::ValuesIn(cases()), [](cons
 
 TEST(Passes, EachHasACaseAndACounterexample) {
   for (const Pass& p : passes()) {
+    if (!p.run) continue;
     bool changed = false, unchanged = false;
     for (const std::string& c : cases()) {
       const std::string text = graph_text(c + ".mir");

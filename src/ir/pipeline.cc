@@ -25,6 +25,8 @@ const std::vector<Pass>& passes() {
       {"group_experts", "the chain of routed experts becomes one grouped kernel", 1, group_experts},
       {"fuse_activation_quantize", "an activation writes the int8 form of its result itself", 1, fuse_activation_quantize},
       {"dead_code", "nodes whose results nobody reads are dropped", 1, dead_code},
+      // Not of the graph: the compiler does it when it plans memory. Here to be listed, switched off and checked like the others.
+      {"share_buffers", "activations that are not alive together share memory", 0, nullptr},
   };
   return list;
 }
@@ -75,7 +77,7 @@ Result<std::vector<PassRun>> run_pipeline(Graph& g, const PipelineOptions& o) {
     run.nodes_before = run.nodes_after = count_nodes(g);
     run.skipped =
         o.opt_level < p.min_opt_level || std::find(o.disabled.begin(), o.disabled.end(), p.name) != o.disabled.end();
-    if (!run.skipped) {
+    if (!run.skipped && p.run) {
       const auto start = std::chrono::steady_clock::now();
       run.changed = p.run(g.prologue, o.rules);
       for (Block& b : g.blocks) run.changed = p.run(b, o.rules) || run.changed;

@@ -15,6 +15,7 @@
 
 #include "runtime/expert_load.h"
 #include "runtime/loop.h"
+#include "server/fallback.h"
 #include "server/openai/request.h"
 #include "server/reply/reply.h"
 #include "text/constraint.h"
@@ -44,6 +45,7 @@ struct ServerContext {
   std::atomic<const HttpCounters*> http{nullptr};
   const AccessLog* access_log = nullptr;
   std::shared_ptr<const runtime::ExpertLoad> experts;
+  std::vector<Fallback> fallbacks;
   int restarts = 0;  // by the watchdog
   // API requests by endpoint and status, counted when their answer ends; for /metrics.
   std::mutex count_mutex;

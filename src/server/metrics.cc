@@ -4,6 +4,7 @@
 #include <prometheus/text_serializer.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <ctime>
 #include <sstream>
@@ -103,6 +104,16 @@ void add_http(Families& f, const HttpCounters& c) {
   count("metainfer:tls_failed_handshakes_total", "TLS handshakes that failed.", c.failed_handshakes);
 }
 
+void add_fallbacks(Families& f, const std::vector<Fallback>& all) {
+  for (const char* kind : {"float", "kernel"})
+    f.gauge("metainfer:fallbacks", "Products outside the fast path: float in an int8 model, or on a slower kernel.",
+            double(std::count_if(all.begin(), all.end(), [&](const Fallback& x) { return x.kind == kind; })),
+            {{"kind", kind}});
+  for (const Fallback& x : all)
+    f.gauge("metainfer:fallback_info", "Always 1; one for each product outside the fast path.", 1,
+            {{"kind", x.kind}, {"where", x.where}, {"reason", x.why}});
+}
+
 void add_kv_disk(Families& f, const runtime::kv::StoreStats& d) {
   f.gauge("metainfer:kv_disk_capacity_pages", "KV pages that --kv-disk has room for; 0 without it.",
           double(d.capacity));
@@ -182,6 +193,7 @@ std::string metrics_text(ServerContext& c) {
       for (int64_t e = 0; e < r.experts; ++e)
         f.counter("metainfer:expert_tokens_total", "Tokens that the router gave to an expert.",
                   double(c.experts->tokens(r, e)), {{"layer", std::to_string(r.layer)}, {"expert", std::to_string(e)}});
+  add_fallbacks(f, c.fallbacks);
   if (const HttpCounters* h = c.http) add_http(f, *h);
   if (c.access_log)
     f.counter("metainfer:access_log_dropped_total", "Lines that the access log could not take.",

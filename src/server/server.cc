@@ -81,6 +81,7 @@ class Api : public ApiServer {
     context_.model_facts = options_.model_facts;
     context_.timeout_seconds = options_.timeout_seconds;
     context_.experts = options_.experts;
+    context_.fallbacks = options_.fallbacks;
     context_.model_facts["tool_calls"] = context_.format.name;
     context_.model_facts["reasoning"] = !context_.format.think.empty() || context_.format.name == "harmony";
     context_.model_facts["chat_template"] = context_.text.chat != nullptr;

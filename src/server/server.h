@@ -11,6 +11,7 @@
 #include "runtime/expert_load.h"
 #include "runtime/loop.h"
 #include "server/cors.h"
+#include "server/fallback.h"
 #include "server/http/http_server.h"
 #include "text/model_text.h"
 
@@ -27,6 +28,7 @@ struct ServeOptions {
   bool ui = true;                        // the pages for people
   std::shared_ptr<const runtime::ExpertLoad> experts;  // for /metrics; null: not shown
   Cors cors;                             // whose pages may read the answers
+  std::vector<Fallback> fallbacks;       // for /metrics
   int64_t vocab = 0;                     // of the logits
   std::vector<int64_t> eos_ids;
   int64_t max_seq_len = 0;            // what /v1/models tells

@@ -32,6 +32,7 @@ class Builder {
     b.precision = o_.precision;
     b.disabled_passes = disabled;
     b.passes = o_.passes;
+    b.rules = o_.rules;
     MI_TRY(const quant::TemporaryEngine files,
            quant::build_temporary_engine(mir_, std::filesystem::temp_directory_path() / "metainfer-passes", std::move(b)));
     exec::LoadOptions l;
@@ -132,10 +133,12 @@ Result<PassesReport> verify_passes(const PassesOptions& o) {
     ir::Graph g = mir.graph;
     ir::PipelineOptions p;
     p.list = o.passes;
+    p.rules = o.rules;
     MI_TRY(const std::vector<ir::PassRun> runs, ir::run_pipeline(g, p));
-    for (const ir::PassRun& r : runs) {
-      names.push_back(r.name);
-      if (r.changed) busy.push_back(r.name);
+    const auto& list = o.passes ? *o.passes : ir::passes();
+    for (size_t i = 0; i < runs.size(); ++i) {
+      names.push_back(runs[i].name);
+      if (runs[i].changed || !list[i].run) busy.push_back(runs[i].name);
     }
   }
   Builder builder(o, mir, set.sequences);

@@ -29,6 +29,7 @@ struct PassesOptions {
   int64_t samples = 2, length = 128;  // texts and their tokens
   double least_same = 0.95;           // of the best next tokens, less is an alarm even within the bound
   const std::vector<ir::Pass>* passes = nullptr;  // as ir::PipelineOptions::list
+  ir::FusionRules rules;
 };
 
 struct PassCheck {

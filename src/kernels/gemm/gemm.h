@@ -2,9 +2,11 @@
 // Matrix products with packed weights: the kernels' register, choice by CPU, and the split over threads. The formulas,
 // and what each argument means, are in gemm/args.h.
 
+#include <optional>
 #include <span>
 #include <string>
 
+#include "base/result.h"
 #include "hw/cpu.h"
 #include "hw/thread_pool.h"
 #include "kernels/gemm/args.h"
@@ -22,7 +24,19 @@ struct GemmKernel {
 };
 
 std::span<const GemmKernel> gemm_kernels();  // best first within a format, the scalar reference last
+// The first of the format that the CPU runs. MI_WITHOUT_KERNEL=gemm_i8_amx,... leaves kernels out, as if they had not been
+// written: to see what falls back then, and what that costs.
 const GemmKernel& select_gemm(GemmFormat format, const hw::CpuFeatures& cpu = hw::cpu());
+bool gemm_left_out(const GemmKernel& k);
+Status check_left_out(const std::string& names);  // refuses what is no kernel, and references
+
+// Set when a format's products run on a slower kernel than they could: `better` was left out; or null where the reference
+// runs because the CPU has nothing that the others need.
+struct GemmFallback {
+  const GemmKernel* chosen = nullptr;
+  const GemmKernel* better = nullptr;
+};
+std::optional<GemmFallback> gemm_fallback(GemmFormat format, const hw::CpuFeatures& cpu = hw::cpu());
 const GemmKernel& reference_gemm(GemmFormat format);
 
 // Bytes of 16 packed columns, without scales.

@@ -364,5 +364,24 @@ TEST(Pack, ColumnSums) {
   EXPECT_EQ(sums[1], 128 * (127 + 127 - 1));
 }
 
+TEST(Register, TheReferenceIsAFallbackWhereTheRegisterHasMore) {
+  const bool more = gemm_kernels().size() > 4;
+  for (const GemmFormat f : {GemmFormat::kI8, GemmFormat::kI4, GemmFormat::kBF16, GemmFormat::kF32}) {
+    const auto plain = gemm_fallback(f, hw::CpuFeatures{});
+    ASSERT_EQ(plain.has_value(), more);
+    if (plain) EXPECT_TRUE(plain->chosen == &reference_gemm(f) && plain->better == nullptr);
+    if (more) EXPECT_FALSE(gemm_fallback(f, {.avx2 = true}).has_value());
+  }
+}
+
+TEST(Register, OnlyKernelsCanBeLeftOut) {
+  EXPECT_TRUE(check_left_out("").ok());
+  for (const GemmKernel& k : gemm_kernels()) EXPECT_EQ(check_left_out(k.name).ok(), *k.needs != 0) << k.name;
+  EXPECT_FALSE(check_left_out("gemm_i9_amx").ok());
+  if (gemm_kernels().size() <= 4) return;
+  EXPECT_TRUE(check_left_out("gemm_i8_amx,gemm_f32_avx2").ok());
+  EXPECT_NE(check_left_out("gemm_i8_amx,gemm_i8_amxx").error().message().find("did you mean gemm_i8_amx?"), std::string::npos);
+}
+
 }  // namespace
 }  // namespace mi::kernels
