@@ -39,7 +39,7 @@ std::string page(std::string_view title, std::string_view body) {
       "<style>body{{font:15px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem;color:#222}}"
       "table{{border-collapse:collapse;margin:.5rem 0 1.5rem;display:block;overflow-x:auto;max-width:100%}}td,th{{border:1px solid #ccc;padding:.25rem "
       ".6rem;text-align:left}}"
-      "@media print{{body{{max-width:none;margin:0;font-size:12px}}tr,svg{{break-inside:avoid}}table,pre{{overflow:visible}}table{{display:table;overflow-wrap:anywhere}}pre{{white-space:pre-wrap}}*{{print-color-adjust:exact;-webkit-print-color-adjust:exact}}}}"
+      "@media print{{body{{max-width:none;margin:0;font-size:11px}}tr,svg{{break-inside:avoid}}table,pre{{overflow:visible}}table{{display:table}}td,th{{padding:.15rem .3rem;overflow-wrap:break-word}}pre{{white-space:pre-wrap}}*{{print-color-adjust:exact;-webkit-print-color-adjust:exact}}}}"
       "th{{background:#f3f3f3}}pre{{background:#f3f3f3;padding:.6rem;overflow:auto}}svg{{max-width:100%;height:auto}}svg "
       "text{{font:12px system-ui,sans-serif}}</style></head><body>\n<h1>{0}</h1>\n{1}</body></html>\n",
       escape(title), body);

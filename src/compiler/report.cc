@@ -75,18 +75,14 @@ std::string weights_picture(const ir::Graph& g) {
   std::stable_sort(groups.begin(), groups.end(), [](const auto& a, const auto& b) { return a.bytes > b.bytes; });
   double all = 0;
   for (const ir::WeightGroup& w : groups) all += double(w.bytes);
-  constexpr double kName = 190, kBar = 460, kLine = 22;
-  std::string out = fmt::format("<svg viewBox=\"0 0 900 {0}\" width=\"900\" height=\"{0}\" role=\"img\" aria-label=\"weights by class\">\n",
-                                kLine * double(groups.size()) + 4);
+  std::string out;
   for (size_t i = 0; i < groups.size(); ++i) {
-    const double y = kLine * double(i), w = std::max(1.0, kBar * double(groups[i].bytes) / std::max(all, 1.0));
+    const double share = 100 * double(groups[i].bytes) / std::max(all, 1.0);
     out += fmt::format(
-        "<text x=\"0\" y=\"{:.0f}\">{} {}</text><rect x=\"{}\" y=\"{:.0f}\" width=\"{:.1f}\" height=\"16\" fill=\"hsl({},55%,65%)\"/>"
-        "<text x=\"{:.1f}\" y=\"{:.0f}\">{}, {:.1f} %</text>\n",
-        y + 14, escape(std::string(ir::mark_name(groups[i].mark))), groups[i].format, kName, y + 2, w, (i * 47) % 360, kName + w + 6, y + 14,
-        human_bytes(double(groups[i].bytes)), 100 * double(groups[i].bytes) / std::max(all, 1.0));
+        "<div style=\"margin:.2rem 0;break-inside:avoid\">{} {}: {}, {:.1f} %<div style=\"background:hsl({},55%,65%);height:.6rem;min-width:1px;width:{:.1f}%\"></div></div>\n",
+        escape(std::string(ir::mark_name(groups[i].mark))), groups[i].format, human_bytes(double(groups[i].bytes)), share, (i * 47) % 360, share);
   }
-  return out + "</svg>\n";
+  return out;
 }
 
 // Bars of the arena: time (instructions) to the right, bytes per token downwards. Buffers of the prologue and the first
