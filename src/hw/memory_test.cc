@@ -9,6 +9,7 @@
 #include <fstream>
 #include <limits>
 
+#include "base/temp_dir.h"
 #include "hw/process_memory.h"
 
 namespace mi::hw {
@@ -19,12 +20,6 @@ using testing::HasSubstr;
 
 class MadeUpMachine : public testing::Test {
  protected:
-  void SetUp() override {
-    root_ = fs::temp_directory_path() / ("mi_hw_memory_" + std::to_string(getpid()) +
-                                         testing::UnitTest::GetInstance()->current_test_info()->name());
-    fs::remove_all(root_);
-  }
-  void TearDown() override { fs::remove_all(root_); }
   void put(const std::string& path, const std::string& text) {
     fs::create_directories((root_ / path).parent_path());
     std::ofstream(root_ / path) << text << "\n";
@@ -36,7 +31,8 @@ class MadeUpMachine : public testing::Test {
     put(dir + "size", size);
     put(dir + "shared_cpu_list", shared);
   }
-  fs::path root_;
+  const TempDir dir_;
+  const fs::path root_ = dir_.path();
 };
 
 TEST_F(MadeUpMachine, EachLastLevelCacheCountsOnce) {

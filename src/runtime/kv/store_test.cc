@@ -18,7 +18,6 @@ namespace mi::runtime::kv {
 namespace {
 
 namespace fs = std::filesystem;
-using testing::TempDir;
 
 constexpr int64_t kBytes = 5000;  // a page; a slot has 8192
 constexpr int64_t kSlot = 8192, kEntry = 512, kHead = 4096;
@@ -478,10 +477,7 @@ TEST(KvStore, UnreadablePagesAreForgottenWithWhatIsBehindThem) {
 // themselves.
 TEST(KvStore, EntriesThatMakeNoTreeAreLeftOut) {
   for (uint64_t seed = 0; seed < 30; ++seed) {
-    uint64_t n = 0;
-    auto pick = [&](int64_t low, int64_t high) {
-      return low + int64_t(random_u64(seed, n++) % uint64_t(high - low + 1));
-    };
+    testing::Pick pick(seed);
     TempDir dir;
     const StoreOptions o = options(dir / "kv", 12);
     {
@@ -518,10 +514,7 @@ TEST(KvStore, EntriesThatMakeNoTreeAreLeftOut) {
 // compares).
 TEST(KvStore, RandomUseNeverGivesAnotherPage) {
   for (uint64_t seed = 0; seed < 20; ++seed) {
-    uint64_t n = 0;
-    auto pick = [&](int64_t low, int64_t high) {
-      return low + int64_t(random_u64(seed, n++) % uint64_t(high - low + 1));
-    };
+    testing::Pick pick(seed);
     TempDir dir;
     std::atomic<int> error{0};
     StoreOptions o = options(dir / "kv", pick(1, 12));

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <fstream>
 
+#include "base/temp_dir.h"
 #include "base/util.h"
 #include "exec/test_model.h"
 #include "tools/bench/against.h"
@@ -47,8 +48,8 @@ BenchRecord record(double prefill = 900, double decode = 60) {
 
 class Files : public ::testing::Test {
  protected:
-  Path file(const std::string& name) const { return dir_.path / name; }
-  exec::testing::TempDir dir_;
+  Path file(const std::string& name) const { return dir_ / name; }
+  TempDir dir_;
 };
 
 using RecordTest = Files;
