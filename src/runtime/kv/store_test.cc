@@ -315,7 +315,14 @@ TEST(KvStore, FoldersThatCannotBeUsedAreRefusedByName) {
   fs::create_directories(dir / "odd" / "lock");
   EXPECT_NE(message(options(dir / "odd", 4)), "");
   std::ofstream(dir / "file") << "x";
-  EXPECT_NE(message(options(dir / "file", 4)), "");
+  EXPECT_NE(message(options(dir / "file", 4)).find("not a folder"), std::string::npos);
+  // An engine's, say. Nothing may be left in it either.
+  fs::create_directory(dir / "engine");
+  std::ofstream(dir / "engine" / "weights.bin") << "x";
+  EXPECT_NE(message(options(dir / "engine", 4)).find("other files (weights.bin)"), std::string::npos);
+  EXPECT_EQ(std::distance(fs::directory_iterator(dir / "engine"), fs::directory_iterator()), 1);
+  fs::create_directories(dir / "disk" / "lost+found");
+  EXPECT_EQ(message(options(dir / "disk", 4)), "");
 }
 
 TEST(KvStore, TheLeastRecentlyUsedMakesRoomFromItsEnd) {
