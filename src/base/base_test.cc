@@ -7,6 +7,7 @@
 #include <csignal>
 #include <fstream>
 
+#include "base/counted.h"
 #include "base/file.h"
 #include "base/json.h"
 #include "base/temp_dir.h"
@@ -282,6 +283,7 @@ TEST(UtilTest, SizesAndTimes) {
   EXPECT_EQ(human_bytes(999999), "1.00 MB");
   EXPECT_EQ(human_seconds(0.85), "850 ms");
   EXPECT_EQ(human_seconds(125), "2 min 5 s");
+  EXPECT_EQ(counted(1, "thread") + ", " + counted(0, "round") + ", " + counted(2, "step"), "1 thread, 0 rounds, 2 steps");
 }
 
 TEST(UtilTest, HashesAndRandomNumbersAreTheSameEverywhere) {
