@@ -62,6 +62,22 @@ TEST_F(MadeUpMachine, MemoryIsTheLeastOfKernelAndGroups) {
   EXPECT_EQ(available_memory(root_), 0);
 }
 
+TEST_F(MadeUpMachine, MemoryIsWhatTheLimitsOfTheProcessLeave) {
+  put("proc/meminfo", "MemAvailable:    8000 kB");
+  put("proc/self/status", "VmPeak:  4000 kB\nVmSize:  3000 kB\nVmData:   100 kB");
+  put("proc/self/limits", "Max data size             unlimited            unlimited            bytes\n"
+                          "Max address space         unlimited            unlimited            bytes");
+  EXPECT_EQ(available_memory(root_), 8000 * 1024);
+  put("proc/self/limits", "Max data size             unlimited            unlimited            bytes\n"
+                          "Max address space         5120000              unlimited            bytes");
+  EXPECT_EQ(available_memory(root_), 2000 * 1024);
+  put("proc/self/limits", "Max data size             1024000              unlimited            bytes\n"
+                          "Max address space         5120000              unlimited            bytes");
+  EXPECT_EQ(available_memory(root_), 900 * 1024);
+  put("proc/self/status", "VmSize:  3000 kB\nVmData:  2000 kB");
+  EXPECT_EQ(available_memory(root_), 0);
+}
+
 TEST_F(MadeUpMachine, MemoryOfVersion1) {
   put("proc/self/cgroup", "4:memory:/docker/x");
   put("sys/fs/cgroup/memory/docker/x/memory.limit_in_bytes", "9000");

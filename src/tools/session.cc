@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "artifact/reader.h"
+#include "base/counted.h"
 #include "base/util.h"
 #include "hw/memory.h"
 #include "hw/numa.h"
@@ -40,35 +41,49 @@ Result<Session> open_session(const SessionOptions& o) {
       progress->advance(uint64_t(done - shown));
       shown = done;
     };
-  int64_t positions = 0, kv_token_bytes = 0;  // known before loading, as the pool is made then
+  int64_t positions = 0, kv_token_bytes = 0, activations = 0;  // known before loading, as the pool is made then
   {
     MI_TRY(const artifact::LoadedArtifact a, artifact::open_artifact(o.engine));
     positions = a.manifest.model.max_positions;
     const std::string kv = o.kv_type.empty() ? a.manifest.default_kv : o.kv_type;
     // int8 has a scale (float) per token and head beside its bytes: less than half as much again for heads of 8 and more.
     kv_token_bytes = a.manifest.memory.kv_bytes_per_token_bf16 * (kv == "f32" ? 8 : kv == "bf16" ? 4 : 3) / 4;
+    const int64_t usual = exec::step_tokens(a.manifest.memory.activation_bytes_per_token);
+    const int64_t rows = o.max_tokens_per_step > 0 ? std::min(o.max_tokens_per_step, usual) : usual;  // more are committed as used
+    activations = a.manifest.memory.activation_bytes_per_token * rows;
   }
   const int64_t limit = o.max_seq_len > 0 ? o.max_seq_len : 4096;
   s.max_seq_len = positions > 0 ? std::min(limit, positions) : limit;
   const auto pages = [](int64_t tokens) { return (tokens + artifact::kKvPageTokens - 1) / artifact::kKvPageTokens; };
   l.kv_pages = o.kv_tokens > 0 ? pages(o.kv_tokens) : pages(s.max_seq_len) * o.max_batch_size;
   s.kv = o.kv_tokens > 0 ? "--kv-tokens"
-                         : fmt::format("{} sequences of {} tokens", o.max_batch_size, s.max_seq_len);
+                         : fmt::format("{} of {} tokens", counted(o.max_batch_size, "sequence"), s.max_seq_len);
   const int64_t available = hw::available_memory("/");
   if (o.kv_tokens == 0 && kv_token_bytes > 0 && available < INT64_MAX) {
-    const double left = std::max(double(available) - double(weight_bytes), 0.0);
+    const double left = std::max(double(available) - double(weight_bytes) - double(activations), 0.0);
     const auto most = int64_t(left * o.kv_fraction / double(kv_token_bytes * artifact::kKvPageTokens));
     if (most < 1)
       return fail(ErrorCode::kEnvironment,
-                  "{}: {} of memory are available and the weights take {}: nothing is left for keys and values; make "
-                  "room, or quantize the model further",
-                  o.engine.string(), human_bytes(double(available)), human_bytes(double(weight_bytes)));
+                  "{}: {} of memory are available, the weights take {} and the activations of a step {}: nothing is left "
+                  "for keys and values; make room, or quantize the model further",
+                  o.engine.string(), human_bytes(double(available)), human_bytes(double(weight_bytes)),
+                  human_bytes(double(activations)));
     if (most < l.kv_pages) {
-      s.kv = fmt::format("{:.0f} % of the {} that the weights leave, instead of {} for {}", o.kv_fraction * 100,
+      s.kv = fmt::format("{:.0f} % of the {} that weights and activations leave, instead of {} for {}", o.kv_fraction * 100,
                          human_bytes(left), human_bytes(double(l.kv_pages * kv_token_bytes * artifact::kKvPageTokens)),
                          s.kv);
       l.kv_pages = most;
     }
+  }
+  if (o.kv_filled) {
+    const double kv = double(o.kv_tokens) * double(kv_token_bytes), need = kv + double(activations);
+    if (need > double(available))
+      return fail(ErrorCode::kEnvironment,
+                  "{}: {} of memory are available, keys and values of {} tokens take {} and the activations of a step {}: "
+                  "measure fewer streams or shorter prompts",
+                  o.engine.string(), human_bytes(double(available)), o.kv_tokens, human_bytes(kv),
+                  human_bytes(double(activations)));
+    if (l.weights == "auto" && need + double(weight_bytes) > double(available)) l.weights = "map";
   }
   MI_TRY(s.engine, exec::Engine::load(o.engine, l, *s.pool));
   if (progress) progress->done();
