@@ -12,9 +12,10 @@ file(GLOB_RECURSE MI_RUST_SOURCES CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/rust/src
 add_custom_command(
   OUTPUT ${MI_RUST_ARCHIVE}
   COMMAND ${CMAKE_COMMAND} -E env CARGO_TARGET_DIR=${MI_RUST_TARGET_DIR}
-          ${MI_CARGO} build --release --locked --quiet --manifest-path ${CMAKE_SOURCE_DIR}/rust/Cargo.toml
+          ${MI_CARGO} build --release --locked --manifest-path ${CMAKE_SOURCE_DIR}/rust/Cargo.toml
   DEPENDS ${MI_RUST_SOURCES} ${CMAKE_SOURCE_DIR}/rust/Cargo.toml ${CMAKE_SOURCE_DIR}/rust/Cargo.lock
   COMMENT "cargo: tokenizers, chat templates, grammars (about two minutes the first time)"
+  USES_TERMINAL  # else nothing is said until all of it is built
   VERBATIM)
 add_custom_target(mi_rust_build DEPENDS ${MI_RUST_ARCHIVE})
 add_library(mi_rust_text INTERFACE)

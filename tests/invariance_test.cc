@@ -38,6 +38,18 @@ class Invariance : public testing::Test {
   }
   static void TearDownTestSuite() { fs::remove_all(dir_); }
 
+  static std::vector<runtime::Request> all_requests() {
+    std::vector<runtime::Request> all;
+    for (const auto& p : prompts_) {
+      runtime::Request r;
+      r.prompt = p;
+      r.sampling.temperature = 0;
+      r.max_tokens = kAnswer;
+      all.push_back(std::move(r));
+    }
+    return all;
+  }
+
   // Makes the engine "int8", "int4" or "float" where no earlier test did.
   static void need(const std::string& engine) {
     if (fs::exists(dir_ / engine)) return;
@@ -92,14 +104,7 @@ class Invariance : public testing::Test {
     o.max_seq_len = 500;
     o.prefill_tokens = o.prefill_tokens_beside_decodes = s.chunk;
     runtime::EngineLoop loop(runtime::make_engine_stepper(*engine, pool), nullptr, o);
-    std::vector<runtime::Request> requests;
-    for (const auto& p : prompts_) {
-      runtime::Request r;
-      r.prompt = p;
-      r.sampling.temperature = 0;
-      r.max_tokens = kAnswer;
-      requests.push_back(std::move(r));
-    }
+    std::vector<runtime::Request> requests = all_requests();
     std::vector<std::vector<int32_t>> out;
     const auto run = [&](std::vector<runtime::Request> rs) {
       const auto done = runtime::generate(loop, std::move(rs)).value();
@@ -173,15 +178,7 @@ TEST_F(Invariance, APoolTooSmallForAllChangesNothing) {
   o.max_seq_len = 500;
   o.prefill_tokens = o.prefill_tokens_beside_decodes = 32;
   runtime::EngineLoop loop(runtime::make_engine_stepper(*engine, pool), nullptr, o);
-  std::vector<runtime::Request> requests;
-  for (const auto& p : prompts_) {
-    runtime::Request r;
-    r.prompt = p;
-    r.sampling.temperature = 0;
-    r.max_tokens = kAnswer;
-    requests.push_back(std::move(r));
-  }
-  const auto done = runtime::generate(loop, std::move(requests)).value();
+  const auto done = runtime::generate(loop, all_requests()).value();
   for (size_t i = 0; i < done.size(); ++i) EXPECT_EQ(done[i].tokens, alone[i]) << i;
 }
 

@@ -7,8 +7,10 @@
 #include <csignal>
 #include <fstream>
 
+#include "base/counted.h"
 #include "base/file.h"
 #include "base/json.h"
+#include "base/temp_dir.h"
 #include "base/utf8.h"
 #include "base/util.h"
 
@@ -20,16 +22,11 @@ using testing::HasSubstr;
 
 class Files : public testing::Test {
  protected:
-  void SetUp() override {
-    dir_ = fs::temp_directory_path() / ("mi_base_test_" + std::to_string(getpid()) + "_" + testing::UnitTest::GetInstance()->current_test_info()->name());
-    fs::remove_all(dir_);
-    fs::create_directory(dir_);
-  }
-  void TearDown() override { fs::remove_all(dir_); }
   void put(const std::string& name, const std::string& text) { std::ofstream(dir_ / name) << text; }
   std::string get(const fs::path& p) { return read_file(p).value(); }
   size_t entries() const { return size_t(std::distance(fs::directory_iterator(dir_), fs::directory_iterator())); }
-  fs::path dir_;
+  const TempDir folder_;
+  const fs::path dir_ = folder_.path();
 };
 
 TEST(ResultTest, CarriesValueOrErrorWithContext) {
@@ -286,6 +283,7 @@ TEST(UtilTest, SizesAndTimes) {
   EXPECT_EQ(human_bytes(999999), "1.00 MB");
   EXPECT_EQ(human_seconds(0.85), "850 ms");
   EXPECT_EQ(human_seconds(125), "2 min 5 s");
+  EXPECT_EQ(counted(1, "thread") + ", " + counted(0, "round") + ", " + counted(2, "step"), "1 thread, 0 rounds, 2 steps");
 }
 
 TEST(UtilTest, HashesAndRandomNumbersAreTheSameEverywhere) {

@@ -56,11 +56,6 @@ bool print_comparison(const tools::Comparison& c, bool json) {
 }
 
 Result<int> sweep(const Flags& f, const tools::BenchOptions& o) {
-  for (const auto& [name, value] : {std::pair("--save", &f.save),
-                                    {"--baseline", &f.baseline},
-                                    {"--against", &f.against},
-                                    {"--history", &f.history}})
-    if (!value->empty()) return fail(ErrorCode::kUsage, "--sweep is for reading and cannot be combined with {}", name);
   MI_TRY(const tools::SweepOutcome r, tools::run_bench_sweep(o));
   if (f.json) {
     print_json({{"load_s", r.load_s}});
@@ -73,8 +68,18 @@ Result<int> sweep(const Flags& f, const tools::BenchOptions& o) {
   return 0;
 }
 
-Result<int> run(const Flags& f) {
+Result<int> run(const Flags& f, const CLI::App& app) {
   if (f.engine.engine.empty()) return fail(ErrorCode::kUsage, "--engine is required");
+  if (f.sweep)
+    for (const char* other :
+         {"--prefill", "--decode", "--batch", "--save", "--baseline", "--against", "--history", "--threshold", "--force"})
+      if (app.count(other) > 0)
+        return fail(ErrorCode::kUsage,
+                    "--sweep measures a matrix of its own, for reading, and cannot be combined with {}", other);
+  if (f.baseline.empty() && f.against.empty() && app.count("--threshold") > 0)
+    return fail(ErrorCode::kUsage, "--threshold is for a comparison: give --baseline or --against");
+  if (!f.save.empty() && f.save == f.history)
+    return fail(ErrorCode::kUsage, "--save and --history name the same file {}", f.save);
   tools::BenchOptions o;
   o.session = session_options(f.engine);
   o.session.quiet = f.json;
@@ -88,8 +93,6 @@ Result<int> run(const Flags& f) {
   if (gate && o.rounds < tools::kFewestRounds)
     return fail(ErrorCode::kUsage, "--rounds {}: figures that are to be compared need at least {}", o.rounds,
                 tools::kFewestRounds);
-  if (!f.against_engine.empty() && f.against.empty())
-    return fail(ErrorCode::kUsage, "--against-engine is the engine of the program that --against names");
 
   if (!f.against.empty() && f.engine.expert_cache > 0)
     return fail(ErrorCode::kUsage, "--against compares engines in memory: leave --expert-cache out");
@@ -137,7 +140,10 @@ Result<int> run(const Flags& f) {
   return good ? 0 : 1;
 }
 
-Result<int> show_history(const HistoryFlags& f) {
+Result<int> show_history(const HistoryFlags& f, const CLI::App& app) {
+  for (const CLI::Option* o : app.get_options())
+    if (o->count() > 0)
+      return fail(ErrorCode::kUsage, "bench history shows what was measured: {} is none of its flags", o->get_name());
   MI_TRY(const auto all, tools::read_history(f.file));
   if (all.empty()) return bad_input("{}: holds no runs yet; metainfer bench --history {} adds one", f.file, f.file);
   fmt::print("{}", tools::history_text(all, size_t(f.last)));
@@ -171,15 +177,18 @@ Command add_bench(CLI::App& parent) {
                 "instead: prompts of 1, 8, 64, 512 times batches of 1, 4, 16, naming cells that are slower per token "
                 "than a smaller one");
   app->add_option("--save", f->save, "write this run to a file, to be a baseline");
-  app->add_option("--baseline", f->baseline,
-                  "compare with a file that --save wrote on this machine; exit code 1 on a regression");
-  app->add_option("--against", f->against,
-                  "compare with another metainfer program, round by round in turns; exit code 1 on a regression");
-  app->add_option("--against-engine", f->against_engine, "engine for that program (default: the same)");
+  CLI::Option* const baseline =
+      app->add_option("--baseline", f->baseline,
+                      "compare with a file that --save wrote on this machine; exit code 1 on a regression");
+  CLI::Option* const against =
+      app->add_option("--against", f->against,
+                      "compare with another metainfer program, round by round in turns, both with these flags; exit code 1 "
+                      "on a regression");
+  app->add_option("--against-engine", f->against_engine, "engine for that program (default: the same)")->needs(against);
   app->add_option("--threshold", f->threshold, "percent that a figure may surely be worse by")
       ->check(CLI::Range(0.0, 90.0))
       ->capture_default_str();
-  app->add_flag("--other-engine", f->other_engine, "compare although the engine is not the baseline's");
+  app->add_flag("--other-engine", f->other_engine, "compare although the engine is not the baseline's")->needs(baseline);
   app->add_option("--history", f->history, "append this run to a file, one line of JSON");
   app->add_flag("--force", f->force, "replace an existing file of --save");
   CLI::App* history = app->add_subcommand("history", "show the runs in a file that --history wrote");
@@ -194,7 +203,7 @@ Command add_bench(CLI::App& parent) {
       "  metainfer bench --engine mini-m3-engine --baseline base.json\n"
       "  metainfer bench --engine mini-m3-engine --against build/old/metainfer\n"
       "  metainfer bench history runs.jsonl --html runs.html");
-  return {app, [f, h, history]() { return history->parsed() ? show_history(*h) : run(*f); }};
+  return {app, [f, h, app, history]() { return history->parsed() ? show_history(*h, *app) : run(*f, *app); }};
 }
 
 }  // namespace mi::cli

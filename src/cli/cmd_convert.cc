@@ -105,8 +105,7 @@ Command add_convert(CLI::App& parent) {
   app->add_flag("--no-tokenizer", f->no_tokenizer, "gguf: a file that takes token ids only");
   app->add_option("--pre-tokenizer", f->pre_tokenizer,
                   "gguf: llama.cpp's name of the splitting rule (default: recognised from tokenizer.json)");
-  app->add_option("--threads", f->threads, "gguf: worker threads (default: what the CPU mask and quota allow)")
-      ->check(CLI::Range(1, 1024));
+  add_threads(*app, &f->threads, "gguf: ");
   app->add_flag("--force", f->force, "replace an existing output");
   app->add_flag("--json", f->json, "print the report as JSON");
   app->footer(

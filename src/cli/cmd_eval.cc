@@ -79,14 +79,11 @@ Command add_eval(CLI::App& parent) {
   app->add_option("--max-drop", f->max_drop,
                   "exit with 1 when a group of a later engine is more points below the first engine's")
       ->check(CLI::NonNegativeNumber);
-  app->add_option("--threads", f->threads, "worker threads (default: what the CPU mask and quota allow)")
-      ->check(CLI::Range(1, 1024));
+  add_threads(*app, &f->threads);
   app->add_option("--max-batch-size", f->batch, "answers generated at once")
       ->check(CLI::Range(1, 4096))
       ->capture_default_str();
-  app->add_option("--kv-type", f->kv_type, "storage of keys and values: f32, bf16 or int8 (default: the engine's)")
-      ->check(CLI::IsMember({"f32", "bf16", "int8"}));
-  add_attention_order(*app, &f->attention_order);
+  add_cache_flags(*app, &f->kv_type, &f->attention_order);
   app->add_flag("--json", f->json, "print JSON: {\"accuracy\": {group: 0..1}, \"text_nll_per_token\": x, ...}");
   app->footer(
       "Example:\n"

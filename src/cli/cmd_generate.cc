@@ -22,20 +22,21 @@ struct Flags {
   bool json = false, stats = false;
 };
 
-Result<std::vector<int32_t>> prompt_ids(const Flags& f, const tools::Session& s) {
+// As a chat template takes them; "": the prompt is raw text.
+Result<std::string> messages_of(const Flags& f) {
+  if (!f.prompt.empty()) return std::string();
+  if (!f.messages.empty()) return read_file(f.messages);
+  Json m = Json::array();
+  if (!f.system.empty()) m.push_back({{"role", "system"}, {"content", f.system}});
+  m.push_back({{"role", "user"}, {"content", f.chat}});
+  return dump_json(m);
+}
+
+Result<std::vector<int32_t>> prompt_ids(const Flags& f, const std::string& messages, const tools::Session& s) {
   if (!s.text.tokenizer)
     return bad_input("{}: this engine has no tokenizer: export the model with its tokenizer.json", f.engine.engine);
   if (!f.prompt.empty()) return s.text.tokenizer->encode(f.prompt, true);
   if (!s.text.chat) return bad_input("{}: this engine has no chat template; use --prompt", f.engine.engine);
-  std::string messages;
-  if (!f.messages.empty()) {
-    MI_TRY(messages, read_file(f.messages));
-  } else {
-    Json m = Json::array();
-    if (!f.system.empty()) m.push_back({{"role", "system"}, {"content", f.system}});
-    m.push_back({{"role", "user"}, {"content", f.chat}});
-    messages = dump_json(m);
-  }
   Result<text::Rendered> rendered = s.text.chat->render(messages, "", "", true);
   if (!f.messages.empty()) rendered = in_file(std::move(rendered), f.messages);
   MI_TRY(const text::Rendered r, std::move(rendered));
@@ -45,11 +46,7 @@ Result<std::vector<int32_t>> prompt_ids(const Flags& f, const tools::Session& s)
 Result<int> run(const Flags& f) {
   if (int(!f.prompt.empty()) + int(!f.chat.empty()) + int(!f.messages.empty()) != 1)
     return fail(ErrorCode::kUsage, "give exactly one of --prompt, --chat, --messages");
-  tools::SessionOptions so = session_options(f.engine);
-  so.max_batch_size = 1;
-  MI_TRY(const tools::Session s, tools::open_session(so));
   runtime::Request r;
-  MI_TRY(r.prompt, prompt_ids(f, s));
   r.max_tokens = f.max_tokens;
   r.stop = f.stop;
   r.sampling.temperature = f.temperature;
@@ -60,6 +57,14 @@ Result<int> run(const Flags& f) {
   r.sampling.presence_penalty = f.presence;
   r.sampling.frequency_penalty = f.frequency;
   if (f.seed >= 0) r.sampling.seed = uint64_t(f.seed);
+  // What is wrong with flags and files shows before the model is loaded.
+  if (const runtime::Admission a = runtime::check_sampling(r.sampling, INT32_MAX); !a.ok())
+    return fail(ErrorCode::kUsage, "{}", a.message);
+  MI_TRY(const std::string messages, messages_of(f));
+  tools::SessionOptions so = session_options(f.engine);
+  so.max_batch_size = 1;
+  MI_TRY(const tools::Session s, tools::open_session(so));
+  MI_TRY(r.prompt, prompt_ids(f, messages, s));
   const auto loop = s.make_loop();
   std::vector<runtime::Request> one;
   one.push_back(std::move(r));
@@ -102,8 +107,8 @@ Command add_generate(CLI::App& parent) {
   CLI::App* app = parent.add_subcommand("generate", "answer one prompt on the terminal");
   add_engine_flags(*app, &f->engine);
   app->add_option("--prompt", f->prompt, "raw text to continue; special tokens in it count");
-  app->add_option("--chat", f->chat, "one user message, through the model's chat template");
-  app->add_option("--system", f->system, "system message for --chat");
+  CLI::Option* const chat = app->add_option("--chat", f->chat, "one user message, through the model's chat template");
+  app->add_option("--system", f->system, "system message for --chat")->needs(chat);
   app->add_option("--messages", f->messages, "file with a JSON array of messages");
   app->add_option("--max-tokens", f->max_tokens, "most tokens to generate")
       ->check(CLI::Range(1, 1 << 24))
@@ -112,7 +117,7 @@ Command add_generate(CLI::App& parent) {
   app->add_option("--top-k", f->top_k, "0: off")->capture_default_str();
   app->add_option("--top-p", f->top_p, "1: off")->capture_default_str();
   app->add_option("--min-p", f->min_p, "0: off")->capture_default_str();
-  app->add_option("--seed", f->seed, "the same seed gives the same text");
+  app->add_option("--seed", f->seed, "the same seed gives the same text")->check(CLI::NonNegativeNumber);
   app->add_option("--repetition-penalty", f->repetition, "1: off")->capture_default_str();
   app->add_option("--presence-penalty", f->presence, "0: off")->capture_default_str();
   app->add_option("--frequency-penalty", f->frequency, "0: off")->capture_default_str();

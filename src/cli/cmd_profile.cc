@@ -51,6 +51,7 @@ Result<int> run(Flags& f) {
     if (!path.empty()) MI_TRY_VOID(check_output(path, f.force));
   if (!f.html.empty() && f.html == f.trace)
     return fail(ErrorCode::kUsage, "--html and --chrome-trace name the same file {}", f.html);
+  MI_TRY_VOID(tools::check_profile(f.engine.engine, f.profile));
   const int threads = f.engine.threads > 0 ? f.engine.threads : hw::advise_threads().threads;
   tools::Machine machine;
   {
@@ -62,9 +63,10 @@ Result<int> run(Flags& f) {
   so.threads = threads;
   so.max_batch_size = 1;
   so.kv_tokens = tools::profile_kv_tokens(f.profile);
+  so.kv_measured = true;
   so.quiet = f.json;
   MI_TRY(const tools::Session s, tools::open_session(so));
-  MI_TRY(tools::Profile p, tools::run_profile(*s.engine, machine, f.profile));
+  tools::Profile p = tools::run_profile(*s.engine, machine, f.profile);
   if (f.memory) {
     p.memory = tools::memory_report(*s.engine, s.memory, s.runtime_bytes);
     if (!f.no_probe && !fresh_peak)

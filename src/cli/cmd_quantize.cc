@@ -175,8 +175,7 @@ Command add_quantize(CLI::App& parent) {
       ->check(CLI::Range(0.0, 100.0))
       ->needs(eval)
       ->capture_default_str();
-  app->add_option("--threads", f->threads, "worker threads (default: what the CPU mask and quota allow)")
-      ->check(CLI::Range(1, 1024));
+  add_threads(*app, &f->threads);
   app->add_flag("--force", f->force, "replace an existing output");
   app->add_flag("--no-compare", f->no_compare, "skip the comparison with the float model");
   app->add_flag("--json", f->json, "print the report as JSON");

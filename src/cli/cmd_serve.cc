@@ -18,12 +18,15 @@
 #include "server/access_log.h"
 #include "server/http/listener.h"
 #include "server/keys.h"
+#include "server/say.h"
 #include "server/server.h"
 #include "server/supervisor.h"
 #include "tools/session.h"
 
 namespace mi::cli {
 namespace {
+
+using server::say;
 
 struct Flags {
   EngineFlags engine;
@@ -95,13 +98,6 @@ class Signals {
 std::string with(std::string s, char from, char to) {
   std::replace(s.begin(), s.end(), from, to);
   return s;
-}
-
-// A log that cannot be written (its disk is full, its reader has left) is no reason to stop serving.
-template <typename... Args>
-void say(fmt::format_string<Args...> f, Args&&... args) {
-  std::fputs(fmt::format(f, std::forward<Args>(args)...).c_str(), stdout);
-  std::fflush(stdout);
 }
 
 // Each connection is a descriptor; the usual soft limit of 1024 would be the limit of connections.
@@ -302,7 +298,7 @@ Command add_serve(CLI::App& parent) {
                   "tokens that the KV cache has room for (default: max-batch-size sequences of max-seq-len, as far as "
                   "--kv-fraction allows)")
       ->check(CLI::Range(int64_t(64), int64_t(1) << 40));
-  app->add_option("--kv-fraction", f->kv_fraction, "most of the memory that the weights leave, for the KV cache")
+  app->add_option("--kv-fraction", f->kv_fraction, "most of the memory that weights and activations leave, for the KV cache")
       ->check(CLI::Range(0.01, 1.0))
       ->capture_default_str();
   app->add_option("--kv-floor-tokens", f->kv_floor, "room that a request has to find before it starts, at least")

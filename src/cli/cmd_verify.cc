@@ -69,11 +69,8 @@ Command add_verify(CLI::App& parent) {
   app->add_option("--reference", f->reference,
                   "safetensors file with recorded inputs and outputs, and weights (dequant.NAME) for --model");
   app->add_option("--model", f->model, "MIR directory: its matrices are compared, and its plain float graph is run");
-  app->add_option("--threads", f->threads, "worker threads (default: what the CPU mask and quota allow)")
-      ->check(CLI::Range(1, 1024));
-  app->add_option("--kv-type", f->kv_type, "storage of keys and values: f32, bf16 or int8 (default: the engine's)")
-      ->check(CLI::IsMember({"f32", "bf16", "int8"}));
-  add_attention_order(*app, &f->attention_order);
+  add_threads(*app, &f->threads);
+  add_cache_flags(*app, &f->kv_type, &f->attention_order);
   auto* logits = app->add_option("--logits-max-abs", f->limits.logits_max_abs,
                                  "float engines: largest difference of a logit (default: the reference's own)");
   auto* hidden = app->add_option("--hidden-max-abs", f->limits.hidden_max_abs,

@@ -46,8 +46,11 @@ struct EngineFlags {
   bool no_numa = false;
   bool no_checksums = false;
 };
+// of: what they are for, before the text.
+void add_threads(CLI::App& app, int* threads, const char* of = "");
+// What is kept of keys and values, and in which order attention adds over it.
+void add_cache_flags(CLI::App& app, std::string* kv_type, std::string* attention_order);
 // sequences: also those that size the KV pool, which bench and profile do by themselves.
-void add_attention_order(CLI::App& app, std::string* order);
 void add_engine_flags(CLI::App& app, EngineFlags* f, bool sequences = true);
 tools::SessionOptions session_options(const EngineFlags& f);
 

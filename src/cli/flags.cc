@@ -2,18 +2,24 @@
 
 namespace mi::cli {
 
-void add_attention_order(CLI::App& app, std::string* order) {
+void add_threads(CLI::App& app, int* threads, const char* of) {
+  app.add_option("--threads", *threads, fmt::format("{}worker threads (default: what the CPU mask and quota allow)", of))
+      ->check(CLI::Range(1, 1024));
+}
+
+void add_cache_flags(CLI::App& app, std::string* kv_type, std::string* order) {
+  app.add_option("--kv-type", *kv_type, "storage of keys and values: f32, bf16 or int8 (default: the engine's)")
+      ->check(CLI::IsMember({"f32", "bf16", "int8"}));
   app.add_option("--attention-order", *order,
                  "in which order sums over a bfloat16 cache are added: auto: tiles on CPUs with AMX-BF16, otherwise "
-                 "pairs; choose one to get the same bits on every CPU")
+                 "pairs; choose one to get the same bits on every CPU. Other caches have one order")
       ->check(CLI::IsMember({"auto", "pairs", "tiles"}))
       ->capture_default_str();
 }
 
 void add_engine_flags(CLI::App& app, EngineFlags* f, bool sequences) {
   app.add_option("--engine", f->engine, "engine directory, from metainfer build")->required();
-  app.add_option("--threads", f->threads, "worker threads (default: what the CPU mask and quota allow)")
-      ->check(CLI::Range(1, 1024));
+  add_threads(app, &f->threads);
   if (sequences) {
     app.add_option("--max-seq-len", f->max_seq_len,
                    "longest sequence, prompt and answer together (default: the model's, at most 4096)")
@@ -22,9 +28,7 @@ void add_engine_flags(CLI::App& app, EngineFlags* f, bool sequences) {
         ->check(CLI::Range(1, 4096))
         ->capture_default_str();
   }
-  app.add_option("--kv-type", f->kv_type, "storage of keys and values: f32, bf16 or int8 (default: the engine's)")
-      ->check(CLI::IsMember({"f32", "bf16", "int8"}));
-  add_attention_order(app, &f->attention_order);
+  add_cache_flags(app, &f->kv_type, &f->attention_order);
   CLI::Option* weights =
       app.add_option("--weights", f->weights,
                      "read the weights into huge pages, map the file, or auto: read when the memory is there")

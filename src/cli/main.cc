@@ -9,6 +9,8 @@
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
+#include <exception>
 #include <system_error>
 
 #include "base/file.h"
@@ -39,6 +41,30 @@ int print_error(const mi::Error& e) {
     if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) c = ' ';
   std::fputs(("error: " + text + "\n").c_str(), stderr);
   return int(e.code());
+}
+
+constexpr const char* kOutOfMemory = "out of memory";
+constexpr const char* kNoThread =
+    "no thread could be started: is memory (ulimit -v) or the number of threads (ulimit -u, a control group) limited?";
+
+// What a thread threw and nobody caught. Without memory there is none for a message either: it is written as it stands.
+[[noreturn]] void end_uncaught() {
+  const auto say = [](const char* text) {
+    for (const char* part : {"error: ", text, "\n"}) (void)!write(STDERR_FILENO, part, std::strlen(part));
+    _exit(int(mi::ErrorCode::kEnvironment));
+  };
+  try {
+    if (const std::exception_ptr e = std::current_exception()) std::rethrow_exception(e);
+  } catch (const std::bad_alloc&) {
+    say(kOutOfMemory);
+  } catch (const std::system_error& e) {
+    if (e.code() == std::errc::resource_unavailable_try_again) say(kNoThread);
+    std::fprintf(stderr, "%s\n", e.what());
+  } catch (const std::exception& e) {
+    std::fprintf(stderr, "%s\n", e.what());
+  } catch (...) {
+  }
+  std::abort();
 }
 
 int output_error() {
@@ -89,8 +115,9 @@ int usage_error(const CLI::App& app, const CLI::ParseError& e) {
     if (flag) {
       for (const CLI::Option* o : at->get_options()) known.push_back("--" + o->get_single_name());
     } else {
-      for (const CLI::App* sub : app.get_subcommands([](const CLI::App*) { return true; }))
-        known.push_back(sub->get_name());
+      for (const CLI::App* level : {&app, at})
+        for (const CLI::App* sub : level->get_subcommands([](const CLI::App*) { return true; }))
+          known.push_back(sub->get_name());
     }
     const std::string near = mi::nearest_name(extras.front(), known);
     message = fmt::format("unknown {} {}{}", flag ? "flag" : "argument", extras.front(),
@@ -148,12 +175,14 @@ int run(int argc, char** argv) {
 
 int main(int argc, char** argv) {
   open_standard_streams();
+  std::set_terminate(end_uncaught);
   try {
     return run(argc, argv);
   } catch (const std::bad_alloc&) {
-    return print_error(mi::fail(mi::ErrorCode::kEnvironment, "out of memory"));
+    return print_error(mi::fail(mi::ErrorCode::kEnvironment, "{}", kOutOfMemory));
   } catch (const std::system_error& e) {  // fmt::print could not write, or no thread could be started
     if (std::ferror(stdout)) return output_error();
-    return print_error(mi::fail(mi::ErrorCode::kEnvironment, "{}", e.what()));
+    const bool no_thread = e.code() == std::errc::resource_unavailable_try_again;
+    return print_error(mi::fail(mi::ErrorCode::kEnvironment, "{}", no_thread ? kNoThread : e.what()));
   }
 }

@@ -27,7 +27,8 @@ struct LoadOptions {
   int64_t kv_pages = 64;               // pages of 64 tokens, all layers each
   std::string kv_type;                 // "", "f32", "bf16", "int8"; "" = the engine's default
   // In which order sums over a bfloat16 cache are added (kernels/attention): "pairs", "tiles", "auto": tiles on CPUs with
-  // AMX-BF16, otherwise pairs. A loaded engine's options have what was chosen; "ascending" with any other cache.
+  // AMX-BF16, otherwise pairs. A loaded engine's options have what was chosen; "ascending" with any other cache, which has
+  // no other order.
   std::string attention_order = "auto";
   bool verify_checksums = true;
   bool memory_pool = true;             // KV memory stays with the engine once used; false: forget_pages() is called on what is free
@@ -39,6 +40,9 @@ struct LoadOptions {
   std::function<void(int64_t done_bytes, int64_t total_bytes)> progress;   // may be empty
   std::optional<hw::CpuFeatures> cpu;  // kernels are chosen for it instead of hw::cpu(); tests compare ISAs in one process
 };
+
+// Errors (kUsage): what load() refuses of its options for this engine, before it reads weights.
+Status check_options(const LoadOptions& o, const artifact::Manifest& m);
 
 // Rows of a step where LoadOptions::max_tokens_per_step is 0, for a model whose activations take so much per token.
 int64_t step_tokens(int64_t activation_bytes_per_token);

@@ -469,7 +469,16 @@ TEST(Engine, TheOrderOfSumsOverABfloat16CacheIsChosenOnce) {
   const hw::CpuFeatures machine = hw::detect_cpu();
   hw::CpuFeatures plain = machine;
   plain.amx_bf16 = false;
-  EXPECT_EQ(with("f32", "tiles", machine)->options().attention_order, "ascending");
+  EXPECT_EQ(with("f32", "auto", machine)->options().attention_order, "ascending");
+  for (const char* kv : {"", "f32", "int8"}) {
+    LoadOptions o;
+    o.kv_type = kv;
+    o.attention_order = "tiles";
+    const auto refused = Engine::load(model.dir(), o, pool);
+    ASSERT_FALSE(refused.ok()) << kv;
+    EXPECT_EQ(refused.error().code(), ErrorCode::kUsage);
+    EXPECT_NE(refused.error().message().find("have one order"), std::string::npos) << refused.error().message();
+  }
   LoadOptions again = with("f32", "auto", machine)->options();
   EXPECT_TRUE(Engine::load(model.dir(), again, pool).ok()) << "what was loaded loads again";
   again.kv_type = "bf16";

@@ -20,26 +20,50 @@ Result<kernels::KvKind> kv_kind(const std::string& name) {
 }
 
 Result<kernels::SumOrder> attention_order(const std::string& name, kernels::KvKind kind, const hw::CpuFeatures& cpu) {
+  const bool bf16 = kind == kernels::KvKind::kBF16;
   std::optional<kernels::SumOrder> asked;
   if (name == "pairs")
     asked = kernels::SumOrder::kPairs;
   else if (name == "tiles")
     asked = kernels::SumOrder::kTiles;
-  else if (name != "auto" && (name != "ascending" || kind == kernels::KvKind::kBF16))  // options() of another engine may say so
+  else if (name != "auto" && (name != "ascending" || bf16))  // options() of another engine may say so
     return fail(ErrorCode::kUsage, "unknown attention order '{}': use auto, pairs or tiles", name);
+  if (asked && !bf16)
+    return fail(ErrorCode::kUsage,
+                "attention order '{}': sums over an {} cache have one order; leave it out, or keep keys and values as bf16",
+                name, kind == kernels::KvKind::kF32 ? "f32" : "int8");
   return kernels::attention_order(kind, asked, cpu);
+}
+
+struct Cache {
+  std::string name;
+  kernels::KvKind kind;
+  kernels::SumOrder order;
+};
+Result<Cache> choose_cache(const LoadOptions& o, const artifact::Manifest& m, const hw::CpuFeatures& cpu) {
+  Cache c;
+  c.name = o.kv_type.empty() ? m.default_kv : o.kv_type;
+  MI_TRY(c.kind, kv_kind(c.name));
+  MI_TRY(c.order, attention_order(o.attention_order, c.kind, cpu));
+  return c;
 }
 
 // Leave this much beside the weights when the memory decides.
 constexpr int64_t kSpare = int64_t(1) << 30;
+
+// Before memory is touched: what a control group or the machine lacks is else found out by the kernel, which ends the process.
+Status check_room(int64_t bytes, const std::string& what, const char* way_out) {
+  const int64_t available = hw::available_memory("/");
+  if (bytes <= available) return {};
+  return fail(ErrorCode::kEnvironment, "no memory for {} ({}): {} are available; {}", what, human_bytes(double(bytes)),
+              human_bytes(double(available)), way_out);
+}
 
 // A mapped file has pages of 4 KB. Reading it into huge pages more than doubles the speed of one stream on Zen 4 (13 to 30 GB/s of
 // one thread), for as much memory as the page cache would take; the file's pages then count as free.
 Status place_weights(Context& c) {
   const int64_t bytes = int64_t(c.artifact.bytes.size());
   const LoadOptions& o = c.options;
-  if (o.weights != "auto" && o.weights != "read" && o.weights != "map")
-    return fail(ErrorCode::kUsage, "unknown place for weights '{}': use auto, read or map", o.weights);
   if (o.expert_cache_bytes > 0) return stream_weights(c);
   const artifact::ParallelFor parallel = [&](int64_t tasks, const auto& f) { c.pool->run(tasks, f); };
   const int64_t available = o.weights == "auto" ? hw::available_memory("/") : 0;
@@ -48,6 +72,7 @@ Status place_weights(Context& c) {
                                   o.weights == "map" ? "" : fmt::format(", slower: {} of memory are available", human_bytes(double(available))));
     return o.verify_checksums ? artifact::verify_weights(c.artifact, parallel, o.progress) : Status();
   }
+  if (o.weights == "read") MI_TRY_VOID(check_room(bytes, "the weights", "map them: they are then read as they are needed"));
   MI_TRY(c.memory, Region::map(bytes, "the weights"));
   c.weights_place = fmt::format("{} read into memory, huge pages asked for", human_bytes(double(bytes)));
   if (!c.memory.place_on(o.weight_nodes)) c.weights_place += ", placed by the kernel: it refused the wish for memory nodes";
@@ -133,30 +158,43 @@ int64_t step_tokens(int64_t bytes_per_token) {
   return std::clamp<int64_t>(kArena / std::max<int64_t>(bytes_per_token, 1) / 64 * 64, 512, 2048);
 }
 
-Result<std::unique_ptr<Context>> load_context(const std::filesystem::path& dir, const LoadOptions& o, hw::ThreadPool& pool) {
+Status check_options(const LoadOptions& o, const artifact::Manifest& m) {
   if (o.max_tokens_per_step < 0) return fail(ErrorCode::kUsage, "max_tokens_per_step is {}, expected at least 1, or 0 for as many as pay", o.max_tokens_per_step);
   if (o.kv_pages < 1) return fail(ErrorCode::kUsage, "kv_pages is {}, expected at least 1", o.kv_pages);
+  if (o.weights != "auto" && o.weights != "read" && o.weights != "map")
+    return fail(ErrorCode::kUsage, "unknown place for weights '{}': use auto, read or map", o.weights);
+  MI_TRY(const Cache cache, choose_cache(o, m, hw::cpu()));
+  static_cast<void>(cache);
+  return {};
+}
+
+Result<std::unique_ptr<Context>> load_context(const std::filesystem::path& dir, const LoadOptions& o, hw::ThreadPool& pool) {
   auto c = std::make_unique<Context>();
   c->options = o;
   c->pool = &pool;
   c->cpu = o.cpu ? *o.cpu : hw::cpu();
   MI_TRY(c->artifact, artifact::open_artifact(dir));
-  MI_TRY_VOID(place_weights(*c));
   const artifact::Manifest& m = c->manifest();
-  if (c->options.kv_type.empty()) c->options.kv_type = m.default_kv;
-  MI_TRY(const kernels::KvKind kind, kv_kind(c->options.kv_type));
-  MI_TRY(c->attention_order, attention_order(o.attention_order, kind, c->cpu));
-  c->options.attention_order = kernels::sum_order_name(c->attention_order);
+  MI_TRY_VOID(check_options(o, m));
+  MI_TRY(Cache cache, choose_cache(o, m, c->cpu));
+  c->options.kv_type = std::move(cache.name);
+  c->attention_order = cache.order;
+  c->options.attention_order = kernels::sum_order_name(cache.order);
+  MI_TRY_VOID(place_weights(*c));
 
   MI_TRY_VOID(bind_weights(*c));
   for (auto f : {kernels::GemmFormat::kI8, kernels::GemmFormat::kI4, kernels::GemmFormat::kBF16, kernels::GemmFormat::kF32}) c->gemm[size_t(f)] = &kernels::select_gemm(f, c->cpu);
   if (o.max_tokens_per_step == 0) c->options.max_tokens_per_step = step_tokens(m.memory.activation_bytes_per_token);
   const int64_t rows = c->options.max_tokens_per_step;
-  MI_TRY(c->arena, Region::map(m.memory.activation_bytes_per_token * rows, fmt::format("the activations of {} tokens per step", rows)));
+  const std::string activations = fmt::format("the activations of {} tokens per step", rows);
+  MI_TRY(c->arena, Region::map(m.memory.activation_bytes_per_token * rows, activations));
   // Else the first long prompt pays: 90 of 260 ms for 512 tokens of Qwen3-30B-A3B's layers. A larger one takes memory only as far
   // as steps use it: 1048576 rows of a model of 11 million parameters are 9.8 GB, and most steps are far from full.
-  if (rows <= step_tokens(m.memory.activation_bytes_per_token)) c->arena.commit(pool);
-  MI_TRY_VOID(make_caches(*c, kind));
+  if (rows <= step_tokens(m.memory.activation_bytes_per_token)) {
+    MI_TRY_VOID(check_room(c->arena.bytes(), activations, "make room"));
+    c->arena.commit(pool);
+  }
+  MI_TRY_VOID(make_caches(*c, cache.kind));
   c->max_positions = o.kv_pages * kernels::kPageTokens;
   if (m.model.max_positions > 0) c->max_positions = std::min(c->max_positions, m.model.max_positions);
   make_rope_tables(*c);

@@ -10,6 +10,7 @@
 
 #include "artifact/layout.h"
 #include "artifact/writer.h"
+#include "base/temp_dir.h"
 #include "base/util.h"
 #include "exec/engine.h"
 #include "kernels/gemm/pack.h"
@@ -23,18 +24,6 @@ using artifact::InstrWeight;
 using artifact::Operand;
 using artifact::Packing;
 using artifact::WeightTensor;
-
-// A folder that goes away with the object.
-struct TempDir {
-  std::filesystem::path path;
-  TempDir() {
-    std::string name = (std::filesystem::temp_directory_path() / "mi_exec_XXXXXX").string();
-    MI_CHECK(mkdtemp(name.data()) != nullptr);
-    path = name;
-  }
-  ~TempDir() { std::filesystem::remove_all(path); }
-  TempDir(const TempDir&) = delete;
-};
 
 struct ModelShape {
   Packing packing = Packing::kPackedF32;   // of the matrices, router and head excepted
@@ -63,7 +52,7 @@ class TestModel {
     write();
   }
 
-  const std::filesystem::path& dir() const { return dir_.path; }
+  const std::filesystem::path& dir() const { return dir_.path(); }
   const artifact::Manifest& manifest() const { return m_; }
   // [experts][n][k], what the engine's numbers stand for.
   const std::vector<float>& values(int32_t tensor) const { return values_[size_t(tensor)]; }
@@ -319,7 +308,7 @@ class TestModel {
 
   // ---- weights.bin ----
   void write() {
-    auto w = artifact::ArtifactWriter::create(dir_.path);
+    auto w = artifact::ArtifactWriter::create(dir_.path());
     MI_CHECK(w.ok(), "{}", w.error().message());
     for (size_t i = 0; i < m_.weights.size(); ++i) write_tensor(*w, m_.weights[i], values_[i], sizes_[i]);
     const Status s = w->finish(m_);

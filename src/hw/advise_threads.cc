@@ -5,6 +5,7 @@
 #include <fstream>
 #include <sstream>
 
+#include "base/counted.h"
 #include "hw/cgroup.h"
 #include "hw/cpu_quota.h"
 #include "hw/thread_pool.h"
@@ -49,7 +50,7 @@ std::optional<double> cpu_quota(const fs::path& root) {
 }
 
 ThreadAdvice advise_from(int cpus, std::optional<double> quota) {
-  if (!quota || *quota >= cpus) return {cpus, fmt::format("{} CPU{} in the affinity mask", cpus, cpus == 1 ? "" : "s")};
+  if (!quota || *quota >= cpus) return {cpus, counted(cpus, "CPU") + " in the affinity mask"};
   const int n = std::max(1, int(std::floor(*quota + 1e-9)));
   return {n, fmt::format("a CPU quota of {:.2f} (of {} in the affinity mask)", *quota, cpus)};
 }

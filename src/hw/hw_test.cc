@@ -8,6 +8,7 @@
 #include <fstream>
 #include <thread>
 
+#include "base/temp_dir.h"
 #include "hw/cpu.h"
 #include "hw/cpu_quota.h"
 #include "hw/thread_pool.h"
@@ -115,16 +116,12 @@ TEST(ThreadPoolDeathTest, NestedCallIsABug) {
 
 class Quota : public testing::Test {
  protected:
-  void SetUp() override {
-    root_ = fs::temp_directory_path() / ("mi_hw_test_" + std::to_string(getpid()) + testing::UnitTest::GetInstance()->current_test_info()->name());
-    fs::remove_all(root_);
-  }
-  void TearDown() override { fs::remove_all(root_); }
   void put(const std::string& path, const std::string& text) {
     fs::create_directories((root_ / path).parent_path());
     std::ofstream(root_ / path) << text << "\n";
   }
-  fs::path root_;
+  const TempDir dir_;
+  const fs::path root_ = dir_.path();
 };
 
 TEST_F(Quota, NoneWithoutFiles) { EXPECT_FALSE(cpu_quota(root_)); }

@@ -39,11 +39,15 @@ std::optional<int64_t> number(const fs::path& p) {
   return std::min<uint64_t>(std::strtoull(line.c_str(), nullptr, 10), std::numeric_limits<int64_t>::max());
 }
 
-// The number behind "key" in a file of "key value" lines.
+// The number behind "key" in a file of "key value" lines; none where it is no number ("unlimited").
 std::optional<int64_t> field(const fs::path& p, const std::string& key) {
   std::ifstream f(p);
   for (std::string line; std::getline(f, line);) {
-    if (line.starts_with(key)) return std::strtoll(line.c_str() + key.size(), nullptr, 10);
+    if (!line.starts_with(key)) continue;
+    const char* const value = line.c_str() + key.size();
+    char* end = nullptr;
+    const int64_t n = std::strtoll(value, &end, 10);
+    return end == value ? std::nullopt : std::optional(n);
   }
   return std::nullopt;
 }
@@ -82,6 +86,11 @@ int64_t available_memory(const fs::path& root) {
     const int64_t cache = field(dir / "memory.stat", v2 ? "file " : "total_cache ").value_or(0);
     least = std::min(least, std::max<int64_t>(0, *limit - used.value_or(0) + cache));
   });
+  for (const auto& [limit, used] : {std::pair("Max address space", "VmSize:"), {"Max data size", "VmData:"}})
+    if (const auto most = field(root / "proc/self/limits", limit)) {
+      const int64_t taken = field(root / "proc/self/status", used).value_or(0) * 1024;
+      least = std::min(least, std::max<int64_t>(0, *most - taken));
+    }
   return least;
 }
 

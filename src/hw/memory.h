@@ -9,8 +9,8 @@ namespace mi::hw {
 // The last-level caches of all CPUs together; 0: unknown.
 int64_t last_level_cache_bytes(const std::filesystem::path& root);
 
-// What a program may still take: the least of the kernel's estimate and of what the limits of this process's control groups
-// leave (their page cache counts as free). INT64_MAX where nothing says.
+// What this process may still take: the least of the kernel's estimate and of what the limits of its control groups (their
+// page cache counts as free) and its own (ulimit -v, ulimit -d) leave. INT64_MAX where nothing says.
 int64_t available_memory(const std::filesystem::path& root);
 
 }  // namespace mi::hw

@@ -9,6 +9,7 @@
 #include <fstream>
 #include <limits>
 
+#include "base/temp_dir.h"
 #include "hw/process_memory.h"
 
 namespace mi::hw {
@@ -19,12 +20,6 @@ using testing::HasSubstr;
 
 class MadeUpMachine : public testing::Test {
  protected:
-  void SetUp() override {
-    root_ = fs::temp_directory_path() / ("mi_hw_memory_" + std::to_string(getpid()) +
-                                         testing::UnitTest::GetInstance()->current_test_info()->name());
-    fs::remove_all(root_);
-  }
-  void TearDown() override { fs::remove_all(root_); }
   void put(const std::string& path, const std::string& text) {
     fs::create_directories((root_ / path).parent_path());
     std::ofstream(root_ / path) << text << "\n";
@@ -36,7 +31,8 @@ class MadeUpMachine : public testing::Test {
     put(dir + "size", size);
     put(dir + "shared_cpu_list", shared);
   }
-  fs::path root_;
+  const TempDir dir_;
+  const fs::path root_ = dir_.path();
 };
 
 TEST_F(MadeUpMachine, EachLastLevelCacheCountsOnce) {
@@ -63,6 +59,22 @@ TEST_F(MadeUpMachine, MemoryIsTheLeastOfKernelAndGroups) {
   put("sys/fs/cgroup/a/memory.stat", "anon 1000\nfile 500\nfile_mapped 100");     // cache makes room
   EXPECT_EQ(available_memory(root_), 2500);
   put("sys/fs/cgroup/a/memory.current", "20000");
+  EXPECT_EQ(available_memory(root_), 0);
+}
+
+TEST_F(MadeUpMachine, MemoryIsWhatTheLimitsOfTheProcessLeave) {
+  put("proc/meminfo", "MemAvailable:    8000 kB");
+  put("proc/self/status", "VmPeak:  4000 kB\nVmSize:  3000 kB\nVmData:   100 kB");
+  put("proc/self/limits", "Max data size             unlimited            unlimited            bytes\n"
+                          "Max address space         unlimited            unlimited            bytes");
+  EXPECT_EQ(available_memory(root_), 8000 * 1024);
+  put("proc/self/limits", "Max data size             unlimited            unlimited            bytes\n"
+                          "Max address space         5120000              unlimited            bytes");
+  EXPECT_EQ(available_memory(root_), 2000 * 1024);
+  put("proc/self/limits", "Max data size             1024000              unlimited            bytes\n"
+                          "Max address space         5120000              unlimited            bytes");
+  EXPECT_EQ(available_memory(root_), 900 * 1024);
+  put("proc/self/status", "VmSize:  3000 kB\nVmData:  2000 kB");
   EXPECT_EQ(available_memory(root_), 0);
 }
 

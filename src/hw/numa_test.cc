@@ -1,4 +1,5 @@
 #include "hw/numa.h"
+#include "base/temp_dir.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -25,11 +26,6 @@ std::vector<int> range(int first, int last) {
 
 class MadeUpNodes : public testing::Test {
  protected:
-  void SetUp() override {
-    root_ = fs::temp_directory_path() / ("mi_numa_" + std::to_string(getpid()));
-    fs::remove_all(root_);
-  }
-  void TearDown() override { fs::remove_all(root_); }
   void put(const std::string& path, const std::string& text) {
     const fs::path p = root_ / "sys/devices/system/node" / path;
     fs::create_directories(p.parent_path());
@@ -41,7 +37,8 @@ class MadeUpNodes : public testing::Test {
     put(dir + "meminfo", "Node " + std::to_string(id) + " MemTotal:  999999999 kB\nNode " + std::to_string(id) +
                              " MemFree:       " + std::to_string(free_kb) + " kB");
   }
-  fs::path root_;
+  const TempDir dir_;
+  const fs::path root_ = dir_.path();
 };
 
 TEST_F(MadeUpNodes, AreRead) {

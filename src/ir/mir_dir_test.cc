@@ -5,6 +5,7 @@
 
 #include <cstring>
 
+#include "base/temp_dir.h"
 #include "base/util.h"
 #include "ir/edit.h"
 #include "ir/testing.h"
@@ -27,12 +28,6 @@ std::vector<std::byte> bytes_of(const SafetensorsWriter::Decl& d) {
 
 class MirDirTest : public ::testing::Test {
  protected:
-  MirDirTest() : dir_(fs::temp_directory_path() / fmt::format("mir_dir_test-{}", ::getpid())) {
-    fs::remove_all(dir_);
-    fs::create_directories(dir_);
-  }
-  ~MirDirTest() override { fs::remove_all(dir_); }
-
   // Int8 and int4 matrices and a tied head, so that scales and sharing take part.
   static Graph graph() {
     Graph g = legal_graph(graph_text("m3_small_w8a8_fused.mir"));
@@ -70,7 +65,8 @@ class MirDirTest : public ::testing::Test {
     return m.ok() ? "no error" : m.error().message();
   }
 
-  Path dir_;
+  const TempDir folder_;
+  const Path dir_ = folder_.path();
 };
 
 TEST_F(MirDirTest, DeclaresInWritingOrder) {

@@ -5,6 +5,7 @@
 #include <set>
 
 #include "base/json.h"
+#include "base/counted.h"
 #include "model/folder.h"
 
 namespace mi::model {
@@ -141,8 +142,8 @@ Status Checkpoint::refuse_strangers(const std::vector<std::string>& listed) {
     if (std::find(listed.begin(), listed.end(), name) != listed.end()) continue;
     if (shard_name(name) || name == kSingle)
       return bad_input(
-          "{}: {} lies beside the model's {} file{}, but is not one of them; remove it or fetch the checkpoint again",
-          dir_.string(), name, listed.size(), listed.size() == 1 ? "" : "s");
+          "{}: {} lies beside the model's {}, but is not one of them; remove it or fetch the checkpoint again",
+          dir_.string(), name, counted(int64_t(listed.size()), "file"));
     const auto p = file_in_folder(dir_, name, "the folder");
     const auto s = p.ok() ? Safetensors::open(*p) : Result<Safetensors>(p.error());
     if (s.ok())

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 
+#include "base/counted.h"
 #include "base/json.h"
 #include "base/space.h"
 #include "base/util.h"
@@ -445,8 +446,7 @@ std::string report_text(const ExportReport& r) {
     s += fmt::format("tensors       {} in the checkpoint, {} read\n", r.source_tensors, r.used_tensors);
   for (const auto& [why, n] : r.skipped) s += fmt::format("skipped       {} tensors: {}\n", n, why);
   for (const auto& d : r.dequantized)
-    s += fmt::format("dequantized   {} {} tensor{}: {} to {}\n", d.tensors, d.kind, d.tensors == 1 ? "" : "s", d.format,
-                     dtype_name(d.dtype));
+    s += fmt::format("dequantized   {}: {} to {}\n", counted(d.tensors, d.kind + " tensor"), d.format, dtype_name(d.dtype));
   s += fmt::format("text          {}, {}\n", r.has_tokenizer ? "tokenizer.json" : "no tokenizer",
                    r.has_chat_template ? "chat template" : "no chat template");
   for (const std::string& n : r.notes) s += "note          " + n + "\n";

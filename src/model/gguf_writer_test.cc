@@ -10,7 +10,6 @@ namespace mi::model {
 namespace {
 
 using testing::read_text;
-using testing::TempDir;
 
 struct Block {
   float d = 0;

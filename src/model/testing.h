@@ -10,6 +10,7 @@
 
 #include "base/file.h"
 #include "base/json.h"
+#include "base/temp_dir.h"
 #include "base/util.h"
 #include "ir/mir_dir.h"
 #include "ir/text.h"
@@ -21,23 +22,6 @@ namespace mi::model::testing {
 namespace fs = std::filesystem;
 
 inline Path data(const std::string& name) { return Path(MI_SOURCE_DIR) / "tests" / "data" / name; }
-
-class TempDir {
- public:
-  TempDir() {
-    std::string pattern = (fs::temp_directory_path() / "mi-model-XXXXXX").string();
-    path_ = mkdtemp(pattern.data());
-  }
-  ~TempDir() {
-    std::error_code ignored;
-    fs::remove_all(path_, ignored);
-  }
-  const Path& path() const { return path_; }
-  Path operator/(const std::string& name) const { return path_ / name; }
-
- private:
-  Path path_;
-};
 
 inline void write_text(const Path& p, const std::string& text) { std::ofstream(p, std::ios::binary) << text; }
 inline std::string read_text(const Path& p) {

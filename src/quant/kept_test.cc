@@ -20,18 +20,17 @@ using ::testing::HasSubstr;
 using ::testing::Not;
 using testing::files_of;
 using testing::recipe;
-using testing::TempDir;
 using testing::write_tiny;
 namespace fs = std::filesystem;
 
 TEST(KeptFilesTest, StayForTheSameKeyOnly) {
   const TempDir dir;
-  const Path output = dir.path / "out";
+  const Path output = dir / "out";
   Path kept;
   {
     const KeptFiles k = KeptFiles::open(output, "one");
     kept = k.path();
-    ASSERT_EQ(kept, dir.path / ".out.kept");
+    ASSERT_EQ(kept, dir / ".out.kept");
     ASSERT_TRUE(write_file(kept / "file", "work").ok());
   }
   EXPECT_EQ(read_file(kept / "file").value(), "work");  // left by the object, as by a run that was killed
@@ -43,30 +42,30 @@ TEST(KeptFilesTest, StayForTheSameKeyOnly) {
   { EXPECT_FALSE(fs::exists(KeptFiles::open(output, "one").path() / "file")); }
   // Another output has files of its own.
   ASSERT_TRUE(write_file(kept / "file", "work").ok());
-  { EXPECT_NE(KeptFiles::open(dir.path / "other", "one").path(), kept); }
+  { EXPECT_NE(KeptFiles::open(dir / "other", "one").path(), kept); }
   EXPECT_TRUE(fs::exists(kept / "file"));
 }
 
 TEST(KeptFilesTest, OneRunAtATime) {
   const TempDir dir;
-  KeptFiles first = KeptFiles::open(dir.path / "out", "one");
+  KeptFiles first = KeptFiles::open(dir / "out", "one");
   ASSERT_TRUE(write_file(first.path() / "file", "work").ok());
-  EXPECT_EQ(KeptFiles::open(dir.path / "out", "two").path(), Path());  // keeps nothing, and takes nothing away
+  EXPECT_EQ(KeptFiles::open(dir / "out", "two").path(), Path());  // keeps nothing, and takes nothing away
   EXPECT_TRUE(fs::exists(first.path() / "file"));
   KeptFiles moved = std::move(first);
   EXPECT_EQ(first.path(), Path());
   first = KeptFiles();
-  EXPECT_EQ(KeptFiles::open(dir.path / "out", "one").path(), Path());
+  EXPECT_EQ(KeptFiles::open(dir / "out", "one").path(), Path());
   moved.remove();
-  EXPECT_FALSE(fs::exists(dir.path / ".out.kept"));
+  EXPECT_FALSE(fs::exists(dir / ".out.kept"));
 }
 
 TEST(KeptFilesTest, ALinkIsNotFollowed) {
   const TempDir dir, elsewhere;
-  ASSERT_TRUE(write_file(elsewhere.path / "precious", "x").ok());
-  fs::create_directory_symlink(elsewhere.path, dir.path / ".out.kept");
-  EXPECT_EQ(KeptFiles::open(dir.path / "out", "one").path(), Path());
-  EXPECT_TRUE(fs::exists(elsewhere.path / "precious"));
+  ASSERT_TRUE(write_file(elsewhere / "precious", "x").ok());
+  fs::create_directory_symlink(elsewhere.path(), dir / ".out.kept");
+  EXPECT_EQ(KeptFiles::open(dir / "out", "one").path(), Path());
+  EXPECT_TRUE(fs::exists(elsewhere / "precious"));
 }
 
 // ---- the writer
@@ -76,10 +75,10 @@ constexpr size_t kShard = 3000;  // bytes: the tiny model takes several files
 struct Written : ::testing::Test {
   TempDir dir;
   ir::Graph g = ir::testing::legal_graph(compiler::testing::tiny_mir("f32"));
-  Path kept = dir.path / "kept";
+  Path kept = dir / "kept";
   int outs = 0;
   void SetUp() override { fs::create_directory(kept); }
-  ir::MirWriter writer() { return ir::MirWriter::create(dir.path / std::to_string(outs++), g, kShard, kept).value(); }
+  ir::MirWriter writer() { return ir::MirWriter::create(dir / std::to_string(outs++), g, kShard, kept).value(); }
   static void write(ir::MirWriter& w, size_t from, size_t to) {
     for (size_t i = from; i < to; ++i) {
       std::vector<float> v(size_t(*shape_count(w.order()[i].shape)), float(i));
@@ -115,7 +114,7 @@ TEST_F(Written, GoesOnFromWhatIsThere) {
   EXPECT_EQ(whole.first(), 0u);
   write(whole, 0, whole.order().size());
   ASSERT_TRUE(whole.finish(g, Json::object()).ok());
-  EXPECT_EQ(files_of(dir.path / "1"), files_of(dir.path / "2"));
+  EXPECT_EQ(files_of(dir / "1"), files_of(dir / "2"));
 }
 
 // The first file that is not good ends what is taken.
@@ -156,11 +155,11 @@ TEST_F(Written, ADamagedFileIsNotTaken) {
 
 struct KeptRunTest : ::testing::Test {
   TempDir dir;
-  Path mir = write_tiny(dir.path);
+  Path mir = write_tiny(dir.path());
   QuantizeOptions options(const char* yaml) {
     QuantizeOptions o;
     o.model = mir;
-    o.output = dir.path / "out";
+    o.output = dir / "out";
     o.config = recipe(std::string("calibration_samples: 16, calibration_length: 16, ") + yaml);
     o.keep_from = 0;
     o.shard_bytes = kShard;
@@ -173,7 +172,7 @@ struct KeptRunTest : ::testing::Test {
   QuantizeReport whole(const QuantizeOptions& o) {
     auto r = run(o);
     EXPECT_TRUE(r.ok()) << (r.ok() ? "" : r.error().message());
-    EXPECT_FALSE(fs::exists(dir.path / ".out.kept"));
+    EXPECT_FALSE(fs::exists(dir / ".out.kept"));
     return r.ok() ? *r : QuantizeReport{};
   }
   Path weights() const { return mir / "weights" / "00001.safetensors"; }
@@ -198,7 +197,7 @@ struct KeptRunTest : ::testing::Test {
     put(good);
     ASSERT_FALSE(r.ok());
     EXPECT_THAT(r.error().message(), HasSubstr("layers.2.attn.q.weight"));
-    ASSERT_TRUE(fs::exists(dir.path / ".out.kept" / "00002.safetensors"));
+    ASSERT_TRUE(fs::exists(dir / ".out.kept" / "00002.safetensors"));
     EXPECT_FALSE(fs::exists(o.output));
   }
 };
@@ -229,7 +228,7 @@ TEST_F(KeptRunTest, AChangedFileIsMadeAgain) {
   const auto expected = files_of(o.output);
   fs::remove_all(o.output);
   broken_off(o);
-  const Path first = dir.path / ".out.kept" / "00001.safetensors";
+  const Path first = dir / ".out.kept" / "00001.safetensors";
   {
     std::fstream f(first, std::ios::in | std::ios::out | std::ios::binary);
     f.seekp(-3, std::ios::end);
@@ -243,7 +242,7 @@ TEST_F(KeptRunTest, AChangedFileIsMadeAgain) {
 TEST_F(KeptRunTest, AnotherRecipeTextOrModelStartsAnew) {
   const auto anew = [&](const char* what, QuantizeOptions other, const std::function<void()>& change) {
     SCOPED_TRACE(what);
-    fs::remove_all(dir.path / "out");
+    fs::remove_all(dir / "out");
     broken_off(options(""));
     change();
     EXPECT_THAT(whole(other).notes, Not(kWentOn));
@@ -254,13 +253,13 @@ TEST_F(KeptRunTest, AnotherRecipeTextOrModelStartsAnew) {
   };
   anew("recipe", options("smooth_quant: {alpha: 0.5}"), [] {});
   QuantizeOptions text = options("");
-  text.calibration = dir.path / "text.jsonl";
+  text.calibration = dir / "text.jsonl";
   ASSERT_TRUE(write_file(text.calibration, "{\"ids\": [1, 2, 3, 4, 5, 6, 7, 8]}\n{\"ids\": [9, 8, 7, 6]}\n").ok());
   anew("calibration", text, [] {});
   anew("time of the weights", options(""), [&] { fs::last_write_time(weights(), fs::last_write_time(weights()) + std::chrono::seconds(1)); });
   anew("the model", options(""), [&] {
     fs::remove_all(mir);
-    write_tiny(dir.path, "bf16", [](const std::string& name, std::vector<float>& v) {
+    write_tiny(dir.path(), "bf16", [](const std::string& name, std::vector<float>& v) {
       if (name == "layers.0.attn.q.weight") v[0] += 1;
     });
   });

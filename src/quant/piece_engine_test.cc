@@ -13,7 +13,6 @@ namespace mi::quant {
 namespace {
 
 using testing::random_ids;
-using testing::TempDir;
 using testing::write_tiny;
 
 constexpr int64_t kHidden = 24, kVocab = 50, kLayers = 3;
@@ -67,7 +66,7 @@ class PieceEngineTest : public ::testing::TestWithParam<std::tuple<const char*, 
 TEST_P(PieceEngineTest, LayersAloneGiveTheBitsOfTheWhole) {
   const auto [matrices, level] = GetParam();
   const TempDir dir;
-  const ir::MirDir mir = ir::MirDir::open(write_tiny(dir.path, matrices, {}, long_positions)).value();
+  const ir::MirDir mir = ir::MirDir::open(write_tiny(dir.path(), matrices, {}, long_positions)).value();
   hw::ThreadPool pool(2);
   // Longer than a step; many that share one, and more than may; again a long one, then a short one behind it.
   std::vector<int64_t> lengths = {5, 1100, 1, 64, 65, 1024, 2500, 3};
@@ -75,19 +74,19 @@ TEST_P(PieceEngineTest, LayersAloneGiveTheBitsOfTheWhole) {
   lengths.push_back(1025);
   lengths.push_back(2);
   const Sequences s = random_ids(lengths, kVocab);
-  const Whole whole = run_whole(mir, dir.path / "whole", level, s, pool);
+  const Whole whole = run_whole(mir, dir / "whole", level, s, pool);
 
   const int64_t tokens = token_count(s);
   EXPECT_EQ(tokens, std::accumulate(lengths.begin(), lengths.end(), int64_t(0)));
   EXPECT_EQ(longest_of(s), 2500);
   std::vector<float> rows(size_t(tokens * kHidden)), out(rows.size());
-  auto ends = PieceEngine::build(ir::piece_of(mir, -1), dir.path / "piece", level, 2500, pool).value();
+  auto ends = PieceEngine::build(ir::piece_of(mir, -1), dir / "piece", level, 2500, pool).value();
   EXPECT_EQ(ends.hidden(), kHidden);
   EXPECT_EQ(ends.vocab(), kVocab);
   ends.run_embedding(s, rows);
   expect_same_bits(rows, whole.residual.at(-1), "embedding");
   for (int32_t layer = 0; layer < kLayers; ++layer) {
-    auto piece = PieceEngine::build(ir::piece_of(mir, layer), dir.path / "piece", level, 2500, pool).value();
+    auto piece = PieceEngine::build(ir::piece_of(mir, layer), dir / "piece", level, 2500, pool).value();
     int64_t seen = 0, next = 0;
     Watch watch;
     watch.want = [](const artifact::Instr& i) { return i.layer >= 0 && i.layer_output; };
@@ -112,7 +111,7 @@ TEST_P(PieceEngineTest, LayersAloneGiveTheBitsOfTheWhole) {
   });
   EXPECT_EQ(next, tokens);
   expect_same_bits(logits, whole.logits, "logits");
-  EXPECT_FALSE(std::filesystem::exists(dir.path / "piece"));  // engines of pieces leave nothing behind under their name
+  EXPECT_FALSE(std::filesystem::exists(dir / "piece"));  // engines of pieces leave nothing behind under their name
 }
 
 INSTANTIATE_TEST_SUITE_P(All, PieceEngineTest,
@@ -121,7 +120,7 @@ INSTANTIATE_TEST_SUITE_P(All, PieceEngineTest,
 
 TEST(PieceOfTest, PiecesAreLegalAndShareTheFiles) {
   const TempDir dir;
-  const ir::MirDir mir = ir::MirDir::open(write_tiny(dir.path)).value();
+  const ir::MirDir mir = ir::MirDir::open(write_tiny(dir.path())).value();
   for (int32_t layer = -1; layer < kLayers; ++layer) {
     const ir::MirDir piece = ir::piece_of(mir, layer);
     const Status s = ir::verify(piece.graph);
@@ -140,7 +139,7 @@ TEST(PieceOfTest, PiecesAreLegalAndShareTheFiles) {
 // What stands in memory goes before what stands in the files, in pieces too.
 TEST(PieceOfTest, TensorsInMemoryComeAlong) {
   const TempDir dir;
-  ir::MirDir mir = ir::MirDir::open(write_tiny(dir.path)).value();
+  ir::MirDir mir = ir::MirDir::open(write_tiny(dir.path())).value();
   const std::string name = "layers.2.moe.experts.up.weight";
   const TensorView v = mir.weight(name);
   Tensor t = make_tensor(v.dtype, v.shape);

@@ -3,6 +3,7 @@
 
 #include <cmath>
 
+#include "base/temp_dir.h"
 #include "base/util.h"
 #include "ir/testing.h"
 #include "quant/calibration_data.h"
@@ -267,7 +268,8 @@ TEST(CompareTest, KlDivergence) {
 }
 
 TEST(CalibrationTest, IdsWithoutTokenizer) {
-  const Path file = std::filesystem::temp_directory_path() / "mi_quant_test.jsonl";
+  const TempDir dir;
+  const Path file = dir / "calib.jsonl";
   CalibrationRequest r{file, 10, 3, 100};
   ASSERT_TRUE(write_file(file, "{\"ids\": [1, 2, 3, 4]}\n\n{\"ids\": [5]}\n").ok());
   const auto set = load_calibration(r, nullptr, nullptr).value();
@@ -278,7 +280,6 @@ TEST(CalibrationTest, IdsWithoutTokenizer) {
   EXPECT_THAT(load_calibration(r, nullptr, nullptr).error().message(), HasSubstr("tokenizer"));
   ASSERT_TRUE(write_file(file, "").ok());
   EXPECT_FALSE(load_calibration(r, nullptr, nullptr).ok());
-  std::filesystem::remove(file);
   r.file.clear();
   EXPECT_THAT(load_calibration(r, nullptr, nullptr)->source, HasSubstr("random"));
 }

@@ -19,19 +19,18 @@ using ::testing::HasSubstr;
 using testing::files_of;
 using testing::random_ids;
 using testing::recipe;
-using testing::TempDir;
 using testing::write_tiny;
 
 constexpr const char* kText = "calibration_samples: 24, calibration_length: 32";
 
 struct QuantizeTest : ::testing::Test {
   TempDir dir;
-  Path mir = write_tiny(dir.path);
+  Path mir = write_tiny(dir.path());
   int runs = 0;
 
   // 40 sequences, which text.jsonl holds, too.
   Sequences written_ids() {
-    std::ofstream text(dir.path / "text.jsonl");
+    std::ofstream text(dir / "text.jsonl");
     const Sequences s = random_ids(std::vector<int64_t>(40, 32), 50);
     for (const auto& ids : s) text << "{\"ids\": " << Json(ids).dump() << "}\n";
     return s;
@@ -39,7 +38,7 @@ struct QuantizeTest : ::testing::Test {
   QuantizeOptions options(const QuantConfig& c) {
     QuantizeOptions o;
     o.model = mir;
-    o.output = dir.path / ("out" + std::to_string(runs++));
+    o.output = dir / ("out" + std::to_string(runs++));
     o.config = c;
     return o;
   }
@@ -102,22 +101,22 @@ TEST_F(QuantizeTest, TheSameBytesHoweverItIsRun) {
     quantized(repeated);
     EXPECT_EQ(files_of(repeated.output), files) << "from its recipe";
     // Nothing is left beside the outputs.
-    for (const auto& e : std::filesystem::directory_iterator(dir.path))
+    for (const auto& e : std::filesystem::directory_iterator(dir.path()))
       EXPECT_TRUE(e.path().filename() == "mir" || e.path().filename().string().starts_with("out")) << e.path();
   }
 }
 
 TEST_F(QuantizeTest, TheRecipeNamesTheTextFromAnywhere) {
-  std::filesystem::create_directories(dir.path / "texts");
-  std::ofstream text(dir.path / "texts" / "calib.jsonl");
+  std::filesystem::create_directories(dir / "texts");
+  std::ofstream text(dir / "texts" / "calib.jsonl");
   for (const auto& ids : random_ids(std::vector<int64_t>(16, 20), 50)) text << "{\"ids\": " << Json(ids).dump() << "}\n";
   text.close();
-  std::ofstream(dir.path / "texts" / "r.yaml") << "quant: {rounding: gptq, calibration_data: calib.jsonl}\n";
-  const QuantConfig c = load_quant_config(dir.path / "texts" / "r.yaml").value();
+  std::ofstream(dir / "texts" / "r.yaml") << "quant: {rounding: gptq, calibration_data: calib.jsonl}\n";
+  const QuantConfig c = load_quant_config(dir / "texts" / "r.yaml").value();
   const QuantizeOptions by_recipe = options(c);
   EXPECT_EQ(quantized(by_recipe).calibration_source, "calib.jsonl");
   QuantizeOptions by_flag = options(recipe("rounding: gptq"));
-  by_flag.calibration = dir.path / "texts" / ".." / "texts" / "calib.jsonl";
+  by_flag.calibration = dir / "texts" / ".." / "texts" / "calib.jsonl";
   quantized(by_flag);
   EXPECT_EQ(files_of(by_flag.output), files_of(by_recipe.output));
   const QuantizeOptions again = options(load_quant_config(by_flag.output / "recipe.yaml").value());
@@ -162,7 +161,7 @@ TEST_F(QuantizeTest, SaturationIsStoredAndRuns) {
 // it loses the rest. Everywhere else cutting 5 % costs more than it saves.
 TEST_F(QuantizeTest, AutomaticSaturationFindsTheStubbornInput) {
   constexpr size_t kChannel = 5, kHidden = 24, kInner = 20;
-  mir = write_tiny(dir.path, "f32", [&](const std::string& name, std::vector<float>& v) {
+  mir = write_tiny(dir.path(), "f32", [&](const std::string& name, std::vector<float>& v) {
     for (size_t e = 0; e < 6; ++e) {
       if (name == "layers.1.moe.experts.up.weight")
         for (size_t i = 0; i < kHidden; ++i) v[(e * kInner + kChannel) * kHidden + i] *= 300;
@@ -228,7 +227,7 @@ struct DamagedTest : QuantizeTest, ::testing::WithParamInterface<float> {};
 
 TEST_P(DamagedTest, IsNamedByLayerExpertAndPlace) {
   const TempDir other;
-  mir = write_tiny(other.path, "bf16", [](const std::string& name, std::vector<float>& v) {
+  mir = write_tiny(other.path(), "bf16", [](const std::string& name, std::vector<float>& v) {
     if (name == "layers.2.moe.experts.up.weight") v[size_t(4 * 20 * 24 + 3 * 24 + 7)] = GetParam();
   });
   for (const char* yaml : {"", "smooth_quant: {enable: false}", "weight_bits: 4, group_size: 32"}) {
@@ -243,7 +242,7 @@ TEST_P(DamagedTest, IsNamedByLayerExpertAndPlace) {
   const auto plan = plan_recipe(o, p, pool);
   ASSERT_FALSE(plan.ok());
   EXPECT_THAT(plan.error().message(), HasSubstr("layers.2.moe.experts.up.weight"));
-  const auto engine = build_temporary_engine(mir, dir.path / "engine", 2, "");
+  const auto engine = build_temporary_engine(mir, dir / "engine", 2, "");
   ASSERT_FALSE(engine.ok());
   EXPECT_THAT(engine.error().message(), HasSubstr("layers.2.moe.experts.up.weight"));
   EXPECT_THAT(engine.error().message(), HasSubstr("expert 4, row 3, column 7"));
@@ -253,7 +252,7 @@ INSTANTIATE_TEST_SUITE_P(All, DamagedTest, ::testing::Values(std::nanf(""), INFI
 TEST_F(QuantizeTest, DamageBesideTheLayersIsNamed) {
   for (const char* bad : {"embed.weight", "norm.weight", "lm_head.weight"}) {
     const TempDir other;
-    mir = write_tiny(other.path, "bf16", [&](const std::string& name, std::vector<float>& v) {
+    mir = write_tiny(other.path(), "bf16", [&](const std::string& name, std::vector<float>& v) {
       if (name == bad) v[5] = NAN;
     });
     EXPECT_THAT(refused(recipe(kText)), HasSubstr(std::string("'") + bad + "'"));
@@ -303,8 +302,8 @@ Sensitivity sensitivity(const Path& mir, const Sequences& s, const Path& scratch
 
 TEST_F(QuantizeTest, AMassiveActivationAtTheFirstPositionIsNamedFirst) {
   const TempDir other;
-  const Path massive = write_massive(other.path);
-  const Sensitivity with = sensitivity(massive, with_first_token(1), dir.path / "piece");
+  const Path massive = write_massive(other.path());
+  const Sensitivity with = sensitivity(massive, with_first_token(1), dir / "piece");
   ASSERT_FALSE(with.peaks.empty());
   EXPECT_EQ(with.peaks[0].layer, 2);
   EXPECT_EQ(with.peaks[0].value, "n");
@@ -317,7 +316,7 @@ TEST_F(QuantizeTest, AMassiveActivationAtTheFirstPositionIsNamedFirst) {
   EXPECT_LT(text.find("layers.2.attn"), text.find("layers.0.attn"));
   EXPECT_EQ(sensitivity_json(with)["order"][0], 2);
 
-  const Sensitivity without = sensitivity(massive, with_first_token(2), dir.path / "piece");
+  const Sensitivity without = sensitivity(massive, with_first_token(2), dir / "piece");
   for (const Peak& p : without.peaks) EXPECT_FALSE(p.massive()) << p.layer << " " << p.value;
   EXPECT_THAT(sensitivity_text(without), ::testing::Not(HasSubstr("massive")));
 }
@@ -379,7 +378,7 @@ TEST(PeakTest, AChannelThatEveryTokenHasIsAnOutlierAndNotMassive) {
 
 TEST_F(QuantizeTest, SensitivityOfEveryPart) {
   const Sequences s = random_ids(std::vector<int64_t>(30, 40), 50);
-  const Sensitivity a = sensitivity(mir, s, dir.path / "piece", 1, true);
+  const Sensitivity a = sensitivity(mir, s, dir / "piece", 1, true);
   EXPECT_EQ(a.units.size(), 6u);
   EXPECT_EQ(a.tokens, 512);
   for (const Unit& u : a.units) {
@@ -398,18 +397,18 @@ TEST_F(QuantizeTest, SensitivityOfEveryPart) {
   int64_t scales = 0;
   for (const Candidate& c : a.candidates) scales += c.static_scale;
   EXPECT_EQ(scales, 3 * 4);  // n, o, m, h of each layer
-  const Sensitivity b = sensitivity(mir, s, dir.path / "piece", 3, true);
+  const Sensitivity b = sensitivity(mir, s, dir / "piece", 3, true);
   EXPECT_EQ(sensitivity_json(a), sensitivity_json(b));
-  EXPECT_FALSE(std::filesystem::exists(dir.path / "piece"));
+  EXPECT_FALSE(std::filesystem::exists(dir / "piece"));
 }
 
 // The KL of a part alone is what quantize reports when only this part is rounded.
 TEST_F(QuantizeTest, SensitivityAgreesWithTheRealThing) {
   const Sequences s = written_ids();
-  const Sensitivity a = sensitivity(mir, s, dir.path / "piece");
+  const Sensitivity a = sensitivity(mir, s, dir / "piece");
   for (const char* part : {"layers.0.attn", "layers.1.moe.experts"}) {
     QuantizeOptions o = options(recipe(std::string("layers: {\"re:.*\": float, ") + part + ": int4_g32}"));
-    o.calibration = dir.path / "text.jsonl";
+    o.calibration = dir / "text.jsonl";
     o.held_out = o.calibration;
     o.compare_tokens = 0;
     const double kl = quantized(o).predictions.mean_kl;
@@ -420,11 +419,11 @@ TEST_F(QuantizeTest, SensitivityAgreesWithTheRealThing) {
 // ... and so is that of all of them together.
 TEST_F(QuantizeTest, JointKlIsThatOfTheWholeModel) {
   const Sequences s = written_ids();
-  const Sensitivity a = sensitivity(mir, s, dir.path / "piece");
+  const Sensitivity a = sensitivity(mir, s, dir / "piece");
   ASSERT_EQ(a.joint.size(), 2u);
   for (const Joint& j : a.joint) {
     QuantizeOptions o = options(recipe(std::string("layers: {\"re:layers.*\": ") + layer_format_name(j.format) + "}"));
-    o.calibration = dir.path / "text.jsonl";
+    o.calibration = dir / "text.jsonl";
     o.held_out = o.calibration;
     o.compare_tokens = 0;
     EXPECT_NEAR(j.kl / quantized(o).predictions.mean_kl, 1, 0.5) << layer_format_name(j.format);
@@ -442,7 +441,7 @@ TEST_F(QuantizeTest, SensitivityTakesEachLayersOwnAlpha) {
     o.config = recipe(fmt::format("smooth_quant: {}", smooth));
     o.formats = o.measured = {LayerFormat::kInt8};
     o.sample_tokens = 128;
-    o.scratch = dir.path / "piece";
+    o.scratch = dir / "piece";
     hw::ThreadPool pool(2);
     std::map<int32_t, std::vector<double>> e;
     const auto found = measure_sensitivity(m, s, o, pool);
@@ -462,8 +461,8 @@ TEST_F(QuantizeTest, ARoundedModelHasNoSensitivity) {
   const TempDir other;
   hw::ThreadPool pool(1);
   SensitivityOptions o;
-  o.scratch = dir.path / "piece";
-  const auto r = measure_sensitivity(ir::MirDir::open(write_tiny(other.path, "w8a8")).value(), random_ids({20}, 50), o, pool);
+  o.scratch = dir / "piece";
+  const auto r = measure_sensitivity(ir::MirDir::open(write_tiny(other.path(), "w8a8")).value(), random_ids({20}, 50), o, pool);
   ASSERT_FALSE(r.ok());
   EXPECT_THAT(r.error().message(), HasSubstr("float"));
 }

@@ -18,7 +18,6 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using testing::random_ids;
 using testing::recipe;
-using testing::TempDir;
 using testing::write_tiny;
 
 constexpr int64_t kHidden = 24, kExperts = 6, kInner = 20;
@@ -84,7 +83,7 @@ struct SmoothModelTest : ::testing::Test {
   TempDir dir;
   hw::ThreadPool pool{2};
   // Outlier channels in front of every norm's readers and inside the experts, so that there is something to smooth.
-  ir::MirDir mir = ir::MirDir::open(write_tiny(dir.path, "bf16", [](const std::string& name, std::vector<float>& v) {
+  ir::MirDir mir = ir::MirDir::open(write_tiny(dir.path(), "bf16", [](const std::string& name, std::vector<float>& v) {
                      if (name.find("norm.weight") != name.npos) v[3] *= 6;
                      if (name.ends_with("experts.up.weight"))
                        for (size_t i = 0; i < v.size(); ++i)
@@ -107,25 +106,25 @@ void expect_same_function(const Outputs& a, const Outputs& b) {
 }
 
 TEST_F(SmoothModelTest, KeepsLogitsAndExpertChoices) {
-  const Outputs before = run(mir, dir.path / "before", s, pool);
+  const Outputs before = run(mir, dir / "before", s, pool);
   for (const char* yaml : {"", "smooth_quant: {alpha: 1}", "smooth_quant: {alpha: 0}", "smooth_quant: {down: true}", "smooth_quant: {alpha: search, down: true}",
                            "smooth_quant: {layers: {0: 0.2, 2: 0.9}, down: true}", "sensitive_layers: [\"re:.*moe\"], smooth_quant: {down: true}",
                            "weight_bits: 4, group_size: 32, smooth_quant: {alpha: search, down: true}"}) {
     SCOPED_TRACE(yaml);
-    const SmoothedModel m = smooth(mir, recipe(yaml), dir.path / "piece", s, pool);
-    expect_same_function(before, run(m.mir, dir.path / "after", s, pool));
+    const SmoothedModel m = smooth(mir, recipe(yaml), dir / "piece", s, pool);
+    expect_same_function(before, run(m.mir, dir / "after", s, pool));
   }
 }
 
 TEST_F(SmoothModelTest, AndOfFullFloatWeights) {
   TempDir other;
-  const ir::MirDir f32 = ir::MirDir::open(write_tiny(other.path, "f32")).value();
-  const SmoothedModel m = smooth(f32, recipe("smooth_quant: {down: true}"), dir.path / "piece", s, pool);
-  expect_same_function(run(f32, dir.path / "before", s, pool), run(m.mir, dir.path / "after", s, pool));
+  const ir::MirDir f32 = ir::MirDir::open(write_tiny(other.path(), "f32")).value();
+  const SmoothedModel m = smooth(f32, recipe("smooth_quant: {down: true}"), dir / "piece", s, pool);
+  expect_same_function(run(f32, dir / "before", s, pool), run(m.mir, dir / "after", s, pool));
 }
 
 TEST_F(SmoothModelTest, DownHasFactorsOfEachExpertsOwn) {
-  const SmoothedModel m = smooth(mir, recipe("smooth_quant: {down: true}"), dir.path / "piece", s, pool);
+  const SmoothedModel m = smooth(mir, recipe("smooth_quant: {down: true}"), dir / "piece", s, pool);
   for (const int32_t layer : {1, 2}) {
     const LayerSmoothing& l = m.layers[size_t(layer)];
     const std::vector<float>& h = l.divisor.at("h");
@@ -156,17 +155,17 @@ TEST_F(SmoothModelTest, DownHasFactorsOfEachExpertsOwn) {
 TEST_F(SmoothModelTest, AnExpertThatSawNothingIsLeftAlone) {
   const QuantConfig c = recipe("smooth_quant: {down: true}");
   const Sequences one = random_ids({1}, 50);  // one token: two of six experts
-  const SmoothedModel m = smooth(mir, c, dir.path / "piece", one, pool);
+  const SmoothedModel m = smooth(mir, c, dir / "piece", one, pool);
   const std::vector<float>& h = m.layers[1].divisor.at("h");
   int64_t untouched = 0;
   for (int64_t e = 0; e < kExperts; ++e)
     untouched += std::all_of(h.begin() + e * kInner, h.begin() + (e + 1) * kInner, [](float v) { return v == 1; });
   EXPECT_EQ(untouched, kExperts - 2);
-  expect_same_function(run(mir, dir.path / "before", s, pool), run(m.mir, dir.path / "after", s, pool));
+  expect_same_function(run(mir, dir / "before", s, pool), run(m.mir, dir / "after", s, pool));
 }
 
 TEST_F(SmoothModelTest, OnlySitesWithARoundedReader) {
-  const SmoothedModel m = smooth(mir, recipe("sensitive_layers: [layers.1, layers.0.attn], smooth_quant: {down: true}"), dir.path / "piece", s, pool);
+  const SmoothedModel m = smooth(mir, recipe("sensitive_layers: [layers.1, layers.0.attn], smooth_quant: {down: true}"), dir / "piece", s, pool);
   EXPECT_EQ(m.layers[1].divisor.size(), 0u);
   EXPECT_EQ(m.layers[0].divisor.count("n"), 0u);
   EXPECT_EQ(m.layers[0].divisor.count("m"), 1u);
@@ -174,7 +173,7 @@ TEST_F(SmoothModelTest, OnlySitesWithARoundedReader) {
 }
 
 TEST_F(SmoothModelTest, TheRouterIsAReader) {
-  const SmoothedModel m = smooth(mir, recipe(""), dir.path / "piece", s, pool);
+  const SmoothedModel m = smooth(mir, recipe(""), dir / "piece", s, pool);
   const LayerSmoothing& l = m.layers[1];
   EXPECT_EQ(l.tensors.at("layers.1.moe.router.weight").column_scale, l.divisor.at("m"));
   EXPECT_EQ(l.tensors.at("layers.1.moe.norm.weight").norm_divisor, l.divisor.at("m"));
@@ -182,10 +181,10 @@ TEST_F(SmoothModelTest, TheRouterIsAReader) {
 
 TEST_F(SmoothModelTest, SearchedAlphasAreOfTheGridAndForThreadsTheSame) {
   const QuantConfig c = recipe("smooth_quant: {alpha: search, down: true, layers: {1: 0.35}}");
-  const SmoothedModel a = smooth(mir, c, dir.path / "piece", s, pool);
+  const SmoothedModel a = smooth(mir, c, dir / "piece", s, pool);
   hw::ThreadPool single(1), three(3);
   for (hw::ThreadPool* other : {&single, &three}) {
-    const SmoothedModel b = smooth(mir, c, dir.path / "piece", s, *other);
+    const SmoothedModel b = smooth(mir, c, dir / "piece", s, *other);
     for (size_t i = 0; i < a.layers.size(); ++i) {
       EXPECT_EQ(a.layers[i].alpha, b.layers[i].alpha);
       EXPECT_EQ(a.layers[i].divisor, b.layers[i].divisor);

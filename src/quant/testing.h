@@ -6,6 +6,7 @@
 #include <map>
 #include <string>
 
+#include "base/temp_dir.h"
 #include "base/util.h"
 #include "compiler/testing.h"
 #include "ir/testing.h"
@@ -13,18 +14,6 @@
 #include "quant/piece_engine.h"
 
 namespace mi::quant::testing {
-
-// A folder that goes away with the object.
-struct TempDir {
-  Path path;
-  TempDir() {
-    std::string name = (std::filesystem::temp_directory_path() / "mi_quant_XXXXXX").string();
-    MI_CHECK(mkdtemp(name.data()) != nullptr);
-    path = name;
-  }
-  ~TempDir() { std::filesystem::remove_all(path); }
-  TempDir(const TempDir&) = delete;
-};
 
 using Change = std::function<void(const std::string&, std::vector<float>&)>;
 

@@ -11,18 +11,11 @@ namespace {
 
 using testing::FakeStepper;
 using testing::Recorder;
+using testing::request;
 
 std::shared_ptr<const text::Tokenizer> tokenizer() {
   static auto t = testing::make_tokenizer(testing::letter_pieces(64));
   return t;
-}
-
-Request request(uint64_t seed, int64_t prompt, int64_t max_tokens) {
-  Request r;
-  for (int64_t i = 0; i < prompt; ++i) r.prompt.push_back(int32_t(1 + random_u64(seed, uint64_t(i)) % 63));
-  r.max_tokens = max_tokens;
-  r.sampling.temperature = 0;
-  return r;
 }
 
 struct Bench : testing::Bench {
@@ -480,10 +473,7 @@ TEST(Batcher, RequestsWithoutASeedDiffer) {
 // Random everything, by hand: invariants after each step (in Bench::step), one end each, sums agree.
 TEST(Batcher, RandomTrafficKeepsItsBooks) {
   for (uint64_t seed = 0; seed < 25; ++seed) {
-    uint64_t n = 0;
-    auto pick = [&](int64_t low, int64_t high) {
-      return low + int64_t(random_u64(seed, n++) % uint64_t(high - low + 1));
-    };
+    testing::Pick pick(seed);
     LoopOptions o;
     o.max_batch_size = pick(1, 8);
     o.prefill_tokens = pick(1, 100);

@@ -194,7 +194,7 @@ TEST(EngineStepper, ReusedPagesGiveTheBitsOfComputedOnes) {
 TEST(EngineStepper, PagesFromDiskGiveTheBitsOfComputedOnes) {
   const exec::testing::TestModel model(shape());
   for (const char* kv_type : {"f32", "bf16", "int8"}) {
-    testing::TempDir dir;
+    TempDir dir;
     const auto play = [&](bool disk, Stats* stats) {
       hw::ThreadPool pool(2);
       exec::LoadOptions load;

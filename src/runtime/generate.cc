@@ -56,7 +56,7 @@ Result<std::vector<Completion>> generate(EngineLoop& loop, std::vector<Request> 
     if (!a.ok()) {
       for (uint64_t id : ids) loop.cancel(id);
       wait_for(ids.size());
-      return fail(ErrorCode::kUsage, "prompt {}: {}", i, a.message);
+      return fail(ErrorCode::kUsage, "{}{}", requests.size() > 1 ? fmt::format("prompt {}: ", i) : "", a.message);
     }
     ids.push_back(a.id);
   }

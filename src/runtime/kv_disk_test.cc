@@ -19,7 +19,6 @@ namespace {
 using testing::Bench;
 using testing::FakeStepper;
 using testing::Recorder;
-using testing::TempDir;
 
 constexpr int64_t kPageBytes = kv::kPageTokens * 4;  // FakeStepper's
 

@@ -15,15 +15,9 @@ namespace {
 
 using testing::FakeStepper;
 using testing::Recorder;
+using testing::request;
 using namespace std::chrono_literals;
 
-Request request(uint64_t seed, int64_t prompt, int64_t max_tokens) {
-  Request r;
-  for (int64_t i = 0; i < prompt; ++i) r.prompt.push_back(int32_t(1 + random_u64(seed, uint64_t(i)) % 63));
-  r.max_tokens = max_tokens;
-  r.sampling.temperature = 0;
-  return r;
-}
 std::unique_ptr<EngineLoop> make_loop(const FakeStepper::Config& c = {}, LoopOptions o = {}) {
   return std::make_unique<EngineLoop>(std::make_unique<FakeStepper>(c), nullptr, std::move(o));
 }

@@ -2,6 +2,7 @@
 
 #include <cmath>
 
+#include "base/counted.h"
 #include "base/result.h"
 #include "runtime/kv/page_pool.h"
 
@@ -41,6 +42,8 @@ Admission check_range(const char* name, double v, double low, double high) {
   return refuse(Refusal::kInvalid, name, fmt::format("{} is {}; it must be between {} and {}", name, v, low, high));
 }
 
+}  // namespace
+
 Admission check_sampling(const SamplingParams& s, int64_t vocab) {
   if (!(s.temperature >= 0) || !std::isfinite(s.temperature)) {
     return refuse(Refusal::kInvalid, "temperature",
@@ -78,8 +81,6 @@ Admission check_sampling(const SamplingParams& s, int64_t vocab) {
   return {};
 }
 
-}  // namespace
-
 Admission check_request(const Request& r, const Limits& limits) {
   if (r.prompt.empty()) return refuse(Refusal::kInvalid, "prompt", "the prompt holds no token");
   for (int32_t t : r.prompt) {
@@ -116,15 +117,15 @@ Admission check_request(const Request& r, const Limits& limits) {
   }
   if (prompt > limits.max_seq_len || output > limits.max_seq_len - prompt) {
     return refuse(Refusal::kTooLong, r.max_tokens < 0 || prompt > limits.max_seq_len ? "prompt" : "max_tokens",
-                  fmt::format("the prompt has {} tokens and {} are to be generated; the limit is {} together", prompt,
-                              output, limits.max_seq_len));
+                  fmt::format("the prompt has {} and up to {} may be generated; the limit is {} together",
+                              counted(prompt, "token"), output, limits.max_seq_len));
   }
   if (prompt > limits.kv_tokens || output > limits.kv_tokens + 1 - prompt) {
     return refuse(
         Refusal::kTooLong, "prompt",
         fmt::format(
-            "the prompt has {} tokens and {} are to be generated; the KV cache holds {} tokens, so this can never run",
-            prompt, output, limits.kv_tokens));
+            "the prompt has {} and up to {} may be generated; the KV cache holds {} tokens, so this can never run",
+            counted(prompt, "token"), output, limits.kv_tokens));
   }
   return {};
 }

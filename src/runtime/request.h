@@ -142,5 +142,7 @@ struct Limits {
 };
 // Refuses what makes no sense or can never fit; id stays 0.
 Admission check_request(const Request& r, const Limits& limits);
+// The part of it that needs no model loaded, for one of that many tokens.
+Admission check_sampling(const SamplingParams& s, int64_t vocab);
 
 }  // namespace mi::runtime

@@ -5,7 +5,7 @@
 #include <list>
 #include <memory>
 
-#include "base/util.h"
+#include "runtime/testing.h"
 
 namespace mi::runtime {
 namespace {
@@ -249,10 +249,7 @@ TEST(Scheduler, DraftsTakeOnlyWhatIsLeft) {
 
 TEST(Scheduler, RandomTrafficEndsWithAllPagesBackAndNobodyStarved) {
   for (uint64_t seed = 0; seed < 60; ++seed) {
-    uint64_t n = 0;
-    auto pick = [&](int64_t low, int64_t high) {
-      return low + int64_t(random_u64(seed, n++) % uint64_t(high - low + 1));
-    };
+    testing::Pick pick(seed);
     const int64_t pages = pick(4, 20), batch = pick(1, 6);
     Scheduler s({.max_batch_size = batch,
                  .max_tokens_per_step = pick(batch, 40),

@@ -18,6 +18,7 @@
 
 #include "base/check.h"
 #include "base/json.h"
+#include "base/temp_dir.h"
 #include "base/util.h"
 #include "runtime/kv/page_pool.h"
 #include "runtime/request.h"
@@ -26,24 +27,27 @@
 
 namespace mi::runtime::testing {
 
-// A folder that exists as long as this.
-class TempDir {
+// Numbers for random tests, both ends included; a seed gives the same ones everywhere.
+class Pick {
  public:
-  TempDir() {
-    std::string name = (std::filesystem::temp_directory_path() / "mi-runtime-XXXXXX").string();
-    MI_CHECK(::mkdtemp(name.data()) != nullptr);
-    path_ = name;
+  explicit Pick(uint64_t seed) : seed_(seed) {}
+  int64_t operator()(int64_t low, int64_t high) {
+    return low + int64_t(random_u64(seed_, drawn_++) % uint64_t(high - low + 1));
   }
-  TempDir(const TempDir&) = delete;
-  ~TempDir() {
-    std::error_code ec;
-    std::filesystem::remove_all(path_, ec);
-  }
-  std::filesystem::path operator/(const std::string& name) const { return path_ / name; }
 
  private:
-  std::filesystem::path path_;
+  const uint64_t seed_;
+  uint64_t drawn_ = 0;
 };
+
+// A greedy one of seeded ids 1 to 63.
+inline Request request(uint64_t seed, int64_t prompt, int64_t max_tokens) {
+  Request r;
+  for (int64_t i = 0; i < prompt; ++i) r.prompt.push_back(int32_t(1 + random_u64(seed, uint64_t(i)) % 63));
+  r.max_tokens = max_tokens;
+  r.sampling.temperature = 0;
+  return r;
+}
 
 // Logits are a hash of all tokens up to the row's. The tokens are written into and read back from "KV pages" through
 // the page ids of the batch, so a wrong page, a page shared by mistake or a skipped row changes the answer.
@@ -170,12 +174,9 @@ inline std::shared_ptr<const text::Tokenizer> make_tokenizer(const std::vector<s
       j["decoder"] = {{"type", "ByteLevel"}, {"add_prefix_space", false}, {"trim_offsets", true}, {"use_regex", true}};
   j["post_processor"] = nullptr;
   j["model"] = {{"type", "BPE"}, {"vocab", vocab}, {"merges", Json::array()}};
-  std::filesystem::path path =
-      std::filesystem::temp_directory_path() / fmt::format("mi-tokenizer-{}-{}.json", ::getpid(), pieces.size());
-  std::ofstream(path) << dump_json(j);
-  auto t = text::Tokenizer::load(path);
-  std::filesystem::remove(path);
-  return std::move(t).value();
+  const TempDir dir;
+  std::ofstream(dir / "tokenizer.json") << dump_json(j);
+  return text::Tokenizer::load(dir / "tokenizer.json").value();
 }
 
 // "a" .. "z", then pairs of letters, up to `vocab` tokens with "</s>".

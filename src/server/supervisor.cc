@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "base/file.h"
+#include "server/say.h"
 
 namespace mi::server {
 namespace {
@@ -25,12 +26,6 @@ namespace {
 using Clock = std::chrono::steady_clock;
 constexpr int kListenerFd = 3, kPipeFd = 4;  // in the worker
 constexpr double kLongestPause = 10;         // before another start
-
-template <typename... Args>
-void say(fmt::format_string<Args...> f, Args&&... args) {
-  std::fputs(fmt::format(f, std::forward<Args>(args)...).c_str(), stdout);
-  std::fflush(stdout);
-}
 
 double since(Clock::time_point t) { return std::chrono::duration<double>(Clock::now() - t).count(); }
 

@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "base/sanitized.h"
+#include "base/temp_dir.h"
 #include "tensor/dtype.h"
 #include "tensor/finite.h"
 #include "tensor/op_fields.h"
@@ -204,14 +205,13 @@ TEST(SafetensorsHeader, ManyTensors) {
 
 class SafetensorsFile : public testing::Test {
  protected:
-  void SetUp() override { path_ = fs::temp_directory_path() / ("mi_tensor_test_" + std::to_string(getpid())); }
-  void TearDown() override { fs::remove(path_); }
   void put(uint64_t length, const std::string& rest) {
     std::string s(8, '\0');
     std::memcpy(s.data(), &length, 8);
     ASSERT_TRUE(write_file(path_, s + rest).ok());
   }
-  fs::path path_;
+  const TempDir dir_;
+  const fs::path path_ = dir_ / "x.safetensors";
 };
 
 TEST_F(SafetensorsFile, WritesWhatItReads) {

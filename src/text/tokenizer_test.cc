@@ -8,6 +8,7 @@
 
 #include "base/file.h"
 #include "base/json.h"
+#include "base/temp_dir.h"
 
 namespace mi::text {
 namespace {
@@ -318,8 +319,7 @@ TEST(Tokenizer, SharedByThreads) {
 // ---- what can't be loaded ----
 
 TEST(TokenizerErrors, NameTheFile) {
-  const std::filesystem::path dir = std::filesystem::temp_directory_path() / "mi_text_tokenizer_test";
-  std::filesystem::create_directories(dir);
+  const TempDir dir;
   const auto error_of = [&](const std::string& json) {
     EXPECT_TRUE(write_file(dir / "tokenizer.json", json).ok());
     auto t = Tokenizer::load(dir / "tokenizer.json");
@@ -337,7 +337,6 @@ TEST(TokenizerErrors, NameTheFile) {
   base["decoder"] = Json{{"type", "Nonsense"}};
   EXPECT_THAT(error_of(base.dump()), testing::HasSubstr("not a tokenizer"));
   EXPECT_FALSE(Tokenizer::load(dir / "absent.json").ok());
-  std::filesystem::remove_all(dir);
 }
 
 TEST(TokenizerErrors, TextThatIsNotUtf8) {
@@ -356,12 +355,12 @@ TEST(Tokenizer, TruncationAndPaddingOfTheFileAreIgnored) {
                          {"pad_id", 0},
                          {"pad_type_id", 0},
                          {"pad_token", "<|endoftext|>"}};
-  const auto path = std::filesystem::temp_directory_path() / "mi_text_truncation.json";
+  const TempDir dir;
+  const Path path = dir / "tokenizer.json";
   ASSERT_TRUE(write_file(path, base.dump()).ok());
   auto t = Tokenizer::load(path);
   ASSERT_TRUE(t.ok());
   EXPECT_EQ(*(*t)->encode("one two three four", true), *small("base")->encode("one two three four", true));
-  std::filesystem::remove(path);
 }
 
 // Converters from other formats write such decoders; here no token can meet the steps before ByteLevel.
@@ -372,7 +371,8 @@ TEST(Tokenizer, StepsThatNoTokenMeetsAreLeftOut) {
                          {"decoders",
                           {Json{{"type", "ByteFallback"}}, Json{{"type", "Fuse"}},
                            Json{{"type", "Replace"}, {"pattern", {{"String", "\u2581"}}}, {"content", " "}}, byte_level}}};
-  const auto path = std::filesystem::temp_directory_path() / "mi_text_settled.json";
+  const TempDir dir;
+  const Path path = dir / "tokenizer.json";
   ASSERT_TRUE(write_file(path, base.dump()).ok());
   auto t = Tokenizer::load(path);
   ASSERT_TRUE(t.ok()) << t.error().message();
@@ -385,7 +385,6 @@ TEST(Tokenizer, StepsThatNoTokenMeetsAreLeftOut) {
   t = Tokenizer::load(path);
   ASSERT_FALSE(t.ok());
   EXPECT_THAT(t.error().message(), testing::HasSubstr("<0x41>"));
-  std::filesystem::remove(path);
 }
 
 }  // namespace

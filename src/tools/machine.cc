@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cstdlib>
 
+#include "base/counted.h"
+
 namespace mi::tools {
 namespace {
 
@@ -75,7 +77,7 @@ Result<Machine> parse_machine(const Json& j, const std::string& what) {
 }
 
 std::string machine_text(const Machine& m) {
-  std::string s = fmt::format("machine  {}, {} thread{}, {}\n", m.cpu, m.threads, m.threads == 1 ? "" : "s", m.isa);
+  std::string s = fmt::format("machine  {}, {}, {}\n", m.cpu, counted(m.threads, "thread"), m.isa);
   if (!m.limits) return s + "limits   not measured\n";
   const MachineLimits& l = *m.limits;
   s += fmt::format(
@@ -96,7 +98,7 @@ std::string machine_difference(const Machine& now, const Machine& then) {
   if (now.isa != then.isa)
     return fmt::format("the instruction sets differ: {} here, {} there (is MI_FORCE_ISA set?)", now.isa, then.isa);
   if (now.threads != then.threads)
-    return fmt::format("{} threads here, {} there: use --threads {}", now.threads, then.threads, then.threads);
+    return fmt::format("{} here, {} there: use --threads {}", counted(now.threads, "thread"), then.threads, then.threads);
   if (!now.limits || !then.limits) return {};
   const double a = now.limits->read_gbs.all, b = then.limits->read_gbs.all;
   if (std::max(a, b) > kBandwidthClass * std::min(a, b))

@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "artifact/reader.h"
+#include "base/counted.h"
 #include "base/util.h"
 #include "hw/memory.h"
 #include "hw/numa.h"
@@ -29,16 +30,20 @@ Status plan(const SessionOptions& o, int threads, exec::LoadOptions* l, Session*
   FitQuestion q{&a.manifest, *l, threads, o.max_batch_size, s->max_seq_len, o.kv_fraction, hw::available_memory("/")};
   const int64_t wanted = o.kv_tokens > 0 ? (o.kv_tokens + artifact::kKvPageTokens - 1) / artifact::kKvPageTokens : pages_wanted(q);
   l->kv_pages = wanted;
-  s->kv = o.kv_tokens > 0 ? "--kv-tokens" : fmt::format("{} sequences of {} tokens", o.max_batch_size, s->max_seq_len);
+  s->kv = o.kv_tokens > 0 ? "--kv-tokens" : fmt::format("{} of {} tokens", counted(o.max_batch_size, "sequence"), s->max_seq_len);
   s->memory = exec::plan_memory(a.manifest, *l, threads);
   if (q.room == INT64_MAX) return {};
   if (o.kv_tokens > 0) {
     const bool held = o.weights == "read" || o.expert_cache_bytes > 0;  // else they may be mapped, and need not all be there
     const int64_t needed = s->memory.total() - (held ? 0 : s->memory.weights);
-    if (needed <= q.room) return {};
+    if (needed <= q.room) {
+      if (s->memory.total() > q.room) l->weights = "map";
+      return {};
+    }
     const std::string ways = what_would_fit(q);
-    return fail(ErrorCode::kEnvironment, "{}: does not fit: {} are needed and {} of memory are available; fewer --kv-tokens{}",
-                o.engine.string(), human_bytes(double(needed)), human_bytes(double(q.room)), ways.empty() ? "" : ", or " + ways);
+    return fail(ErrorCode::kEnvironment, "{}: does not fit: {} are needed and {} of memory are available; {}{}",
+                o.engine.string(), human_bytes(double(needed)), human_bytes(double(q.room)),
+                o.kv_measured ? "measure fewer streams or shorter prompts" : "fewer --kv-tokens", ways.empty() ? "" : ", or " + ways);
   }
   // A mapped file gives its memory back when others need it.
   if (o.weights == "map") q.room += std::min(s->memory.weights, q.room);

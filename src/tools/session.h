@@ -22,7 +22,8 @@ struct SessionOptions {
   int64_t max_batch_size = 32;
   int64_t max_seq_len = 0;  // at most the model's max_positions; 0: those, at most 4096
   int64_t kv_tokens = 0;    // the KV pool has room for so many; 0: for max_batch_size sequences of max_seq_len, ...
-  double kv_fraction = 0.6; // ... but no more than this share of the memory that the weights leave
+  bool kv_measured = false; // kv_tokens come from what is measured, not from a flag: what does not fit is said so
+  double kv_fraction = 0.6; // ... but no more than this share of the memory that the weights and activations leave
   std::string kv_type;      // "": the engine's default
   std::string attention_order = "auto";  // exec::LoadOptions::attention_order
   bool verify_checksums = true;

@@ -91,6 +91,7 @@ Result<VerifyReport> verify_mir(const Session& s, const Path& engine, const Path
   MI_TRY(const quant::TemporaryEngine files, quant::build_temporary_engine(mir, temporary_place(), 0, "fp32"));
   exec::LoadOptions l = s.engine->options();
   l.kv_type = "f32";
+  l.attention_order = "auto";
   l.progress = {};
   MI_TRY(const auto plain, exec::Engine::load(files.path(), l, *s.pool));
   const artifact::ModelFacts& m = s.engine->manifest().model;

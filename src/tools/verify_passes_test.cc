@@ -9,9 +9,9 @@ namespace mi::tools {
 namespace {
 
 PassesReport check(const std::string& matrices, const std::vector<ir::Pass>* passes = nullptr, const std::string& kv = "") {
-  const quant::testing::TempDir dir;
+  const TempDir dir;
   PassesOptions o;
-  o.model = quant::testing::write_tiny(dir.path, matrices);
+  o.model = quant::testing::write_tiny(dir.path(), matrices);
   o.threads = 2;
   o.length = 70;
   o.kv_type = kv;

@@ -3,6 +3,7 @@ import json
 import os
 import pathlib
 import re
+import shutil
 import signal
 import subprocess
 import time
@@ -158,6 +159,18 @@ def mini_int4(mini_w4a8, work):
 @pytest.fixture(scope="session")
 def mini_float(mini_mir, work):
     return build(mini_mir, work / "mini-float", "--precision", "fp32")
+
+
+@pytest.fixture(scope="session")
+def damaged(mini_int8, work):
+    """An engine that can be described and not loaded: what is refused with it is refused before."""
+    engine = work / "damaged"
+    shutil.copytree(mini_int8, engine)
+    weights = bytearray((engine / "weights.bin").read_bytes())
+    weights[4096] ^= 1
+    (engine / "weights.bin").write_bytes(weights)
+    assert "weights.bin" in run("generate", "--engine", engine, "--prompt", "x", "--quiet", ok=4).stderr
+    return engine
 
 
 @pytest.fixture(scope="session")

@@ -3,7 +3,7 @@ import random
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from conftest import Server, run
+from conftest import BINARY, Server, run
 from test_quantize import isas
 from test_scheduling import post, prose
 
@@ -31,6 +31,14 @@ def test_an_order_gives_the_same_bits_alone_together_and_on_other_instructions(o
 
 def test_the_orders_differ(mini_int8):
     assert answers(mini_int8, "pairs", together=False)[0] != answers(mini_int8, "tiles", together=False)[0]
+
+
+def test_an_order_of_a_cache_that_has_one_is_refused(mini_int8, mini_float):
+    generate = ["generate", "--prompt", "x"]
+    for command, engine, flags in ((generate, mini_int8, ["--kv-type", "int8"]), (generate, mini_int8, ["--kv-type", "f32"]), (generate, mini_float, []),
+                                   (["serve", "--port", 0], mini_float, []), (["bench"], mini_float, []), (["bench", "--against", BINARY], mini_float, [])):
+        said = run(*command, "--engine", engine, *flags, "--attention-order", "tiles", "--quiet", ok=2).stderr
+        assert "one order" in said and "bf16" in said, (command, said)
 
 
 def test_an_unknown_order_is_refused(mini_int8):

@@ -3,9 +3,10 @@ import json
 import os
 import re
 import stat
+import subprocess
 
 import pytest
-from conftest import BINARY, run
+from conftest import BINARY, mounted, run
 
 QUICK = ["--prefill", "16", "--decode", "4", "--batch", "2", "--rounds", "2", "--quiet", "--no-checksums"]
 GATE = [*QUICK[:6], "--rounds", "5", "--quiet", "--no-checksums", "--no-probe"]
@@ -56,8 +57,52 @@ def test_limits_follow_the_forced_isa(mini_int8):
 
 def test_engine_is_asked_for(tmp_path):
     error(run("bench", ok=2), 2, "--engine")
-    error(run("bench", "--engine", tmp_path, "--sweep", "--save", tmp_path / "x", ok=2), 2, "--sweep", "--save")
-    error(run("bench", "--engine", tmp_path, "--against-engine", tmp_path, ok=2), 2, "--against")
+
+
+@pytest.mark.parametrize("flags", [["--prefill", "8"], ["--decode", "8"], ["--batch", "8"], ["--save", "x"], ["--baseline", "x"],
+                                   ["--against", BINARY], ["--history", "x"], ["--force"]])
+def test_sweep_takes_no_cases_and_is_not_kept(flags, damaged):
+    error(run("bench", "--engine", damaged, "--sweep", *flags, ok=2), 2, "--sweep", flags[0])
+
+
+def test_flags_that_need_another_are_refused_without_it(damaged, tmp_path):
+    for flags in (["--against-engine", tmp_path], ["--other-engine"], ["--threshold", "5"]):
+        error(run("bench", "--engine", damaged, *flags, ok=2), 2, flags[0])
+    same = ["--save", tmp_path / "x", "--history", tmp_path / "x"]
+    error(run("bench", "--engine", damaged, *same, ok=2), 2, "same file")
+    error(run("bench", "--json", "history", tmp_path / "x", ok=2), 2, "--json")
+
+
+def test_cases_that_cannot_be_measured_are_refused_before_loading(damaged):
+    for tool in ("bench", "profile"):
+        for flags, word in (["--prefill", "0"], "small"), (["--prefill", "9999999"], "positions"), (["--batch", "0"], "small"):
+            error(run(tool, "--engine", damaged, *flags, ok=2), 2, word)
+    for flags, word in (["--decode", "1"], "small"), (["--prefill", "", "--decode", "", "--batch", ""], "nothing to measure"):
+        error(run("bench", "--engine", damaged, *flags, ok=2), 2, word)
+        error(run("bench", "--engine", damaged, *flags, "--against", BINARY, ok=2), 2, word)
+    error(run("profile", "--engine", damaged, "--prefill", "", "--batch", "", ok=2), 2, "nothing to measure")
+
+
+def test_a_history_is_checked_before_loading(damaged, tmp_path):
+    (tmp_path / "list.txt").write_text("milk\n")
+    (tmp_path / "folder").mkdir()
+    os.mkfifo(tmp_path / "pipe")
+    for name, word in ("list.txt", "line 1"), ("folder", "regular"), ("pipe", "regular"), ("none/x", "does not exist"):
+        error(run("bench", "--engine", damaged, "--history", tmp_path / name, ok=4), 4, word)
+    assert (tmp_path / "list.txt").read_text() == "milk\n"
+
+
+@pytest.fixture
+def read_only(tmp_path):
+    for mount in mounted(tmp_path / "mount", "1m"):
+        (mount / "runs.jsonl").write_text("")
+        subprocess.run(["mount", "-o", "remount,ro", mount], check=True)
+        yield mount
+
+
+def test_a_history_that_cannot_be_written_to_is_refused_before_loading(damaged, read_only):
+    for name in "runs.jsonl", "new.jsonl":
+        error(run("bench", "--engine", damaged, "--history", read_only / name, ok=3), 3, str(read_only), "Read-only")
 
 
 def test_outputs_that_cannot_be_written_are_refused_before_measuring(mini_int8, tmp_path):
@@ -141,6 +186,28 @@ def test_against_itself_and_against_a_liar(mini_int8, tmp_path):
     worse = run(*flags, "--against", liar, ok=1)
     assert "liar 1" in worse.stdout and "REGRESSION" in worse.stdout
     error(run(*flags, "--against", tmp_path / "none", ok=3), 3, "none")
+
+
+# Of bench, what is not for a program that it runs: cases and rounds it is given in any case, the rest is this program's.
+OURS = {"--engine", "--prefill", "--decode", "--batch", "--rounds", "--json", "--no-probe", "--sweep", "--save", "--baseline", "--against",
+        "--against-engine", "--threshold", "--other-engine", "--history", "--force", "--help"}
+
+
+def test_both_programs_are_told_every_flag_of_the_engine(mini_int8, tmp_path):
+    values = {"--threads": "1", "--kv-type": "bf16", "--attention-order": "pairs", "--weights": "map", "--memory-pool": "false", "--no-numa": None,
+              "--no-checksums": None}
+    known = set(re.findall(r"^  +(?:-\w,)?(--[a-z-]+)", run("bench", "--help").stdout, re.M))
+    assert known - OURS - {"--quiet"} == set(values), "a new flag of bench: does it change what is measured?"
+    spy = tmp_path / "spy"
+    spy.write_text(f'#!/bin/sh\necho "$*" >>{tmp_path}/said\nexec {BINARY} "$@"\n')
+    spy.chmod(0o755)
+    given = [word for flag, value in values.items() for word in (flag, value) if word]
+    run("bench", "--engine", mini_int8, *GATE[:8], "--quiet", "--no-probe", "--threshold", "90", *given, "--against", spy)
+    said = (tmp_path / "said").read_text().splitlines()
+    assert len(said) == 5
+    for line in said:
+        for flag, value in values.items():
+            assert (f"{flag} {value}" if value else flag) in line, line
 
 
 def test_a_baseline_holds_for_rounds_in_turns(mini_int8, saved):

@@ -1,7 +1,9 @@
 """Odd surroundings: closed or full standard streams, limits, values of flags, files of others, clients that send without end."""
+import http.client
 import json
 import os
 import re
+import resource
 import shutil
 import signal
 import socket
@@ -76,6 +78,48 @@ def test_limit_on_the_size_of_files(command, mini_mir, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+# ---- too little memory
+
+def limited(kilobytes, *args):
+    return shell(f'ulimit -v {kilobytes}; exec "$@"', *args)
+
+
+@pytest.mark.parametrize("command", ["bench", "profile", "generate"])
+def test_a_limit_on_memory_is_kept_or_named(command, mini_int8):
+    args = [command, "--engine", mini_int8, "--quiet", *{"generate": ["--prompt", "ab", "--max-tokens", 3]}.get(
+        command, ["--prefill", 16, "--batch", 2, "--rounds", 1])]
+    fits = 64 << 10
+    while limited(fits, *args).returncode != 0:
+        fits *= 2
+        assert fits < 4 << 20, limited(fits, *args).stderr
+    for share in range(20, 100, 6):
+        done = limited(fits * share // 100, *args)
+        if done.returncode == 127 or done.returncode == 0:   # too little for the program's libraries; enough for all
+            continue
+        refused(done, 3)
+        assert re.search("memory|allocate", done.stderr), done.stderr
+
+
+def test_a_server_without_memory_ends_with_a_sentence(mini_int8):
+    with Server(mini_int8, "--model", "minimax-m3", "--quiet") as s:
+        resource.prlimit(s.process.pid, resource.RLIMIT_DATA, (1 << 20, 1 << 20))   # less than it has: nothing large is to be had
+        body = json.dumps({"model": "minimax-m3", "prompt": "abc " * 100_000, "max_tokens": 1}).encode()
+        for _ in range(20):
+            try:
+                urllib.request.urlopen(urllib.request.Request(s.url + "/v1/completions", body, {"Content-Type": "application/json"}), timeout=10)
+            except (OSError, http.client.HTTPException):   # the connection is lost, or the time is up
+                pass
+            if s.process.poll() is not None:
+                break
+        assert s.process.wait(timeout=60) == 3
+        assert "error: out of memory" in s.process.stdout.read()
+
+
+def test_more_keys_and_values_than_memory_are_refused(mini_int8):
+    for tool in ("bench", "profile"):
+        refused(run(tool, "--engine", mini_int8, "--no-probe", "--prefill", "", "--batch", 100_000_000, "--quiet", ok=3), 3, "keys and values", "fewer streams")
+
+
 # ---- values of flags
 
 def test_empty_values_are_refused(mini_int8):
@@ -88,9 +132,20 @@ def test_empty_values_are_refused(mini_int8):
 @pytest.mark.parametrize("args", [["verify", "--max-kl", "nan"], ["bench", "--threshold", "nan"], ["eval", "--data", "x", "--max-drop", "nan"],
                                   ["eval", "--data", "x", "--max-drop", "-1"], ["eval", "--data", "x", "--max-tokens", "0"],
                                   ["serve", "--drain-seconds", "-1"], ["serve", "--drain-seconds", "inf"],
-                                  ["generate", "--prompt", "x", "--seed", "99999999999999999999"]], ids=" ".join)
+                                  ["generate", "--prompt", "x", "--seed", "99999999999999999999"], ["generate", "--prompt", "x", "--seed", "-7"]], ids=" ".join)
 def test_limits_that_would_never_hold_are_refused(args, mini_int8):
     refused(run(*args, "--engine", mini_int8, ok=2), 2, args[-2])
+
+
+@pytest.mark.parametrize("args", [["--prompt", "x", "--temperature", "-1"], ["--prompt", "x", "--top-p", "2"], ["--prompt", "x", "--system", "y"],
+                                  ["--messages", "none"], ["--messages", "/"], ["--messages", "/dev/null"]], ids=" ".join)
+def test_generate_refuses_before_loading(args, damaged):
+    done = run("generate", "--engine", damaged, *args, "--quiet", ok=None)
+    refused(done, 4 if args[0] == "--messages" else 2, args[-2].strip("-").replace("-", "_") if args[0] == "--prompt" else args[1])
+
+
+def test_a_subcommand_of_a_command_is_suggested():
+    assert "did you mean history?" in run("bench", "histroy", "x", ok=2).stderr
 
 
 def test_seed_is_not_bent_into_range(tmp_path):

@@ -5,7 +5,7 @@
 #include <map>
 #include <memory>
 
-#include "base/util.h"
+#include "runtime/testing.h"
 
 namespace mi::runtime::kv {
 namespace {
@@ -108,10 +108,7 @@ TEST(KvCache, WithoutReuseNothingIsFound) {
 // Against what was written: a page that is taken over holds exactly the tokens before its end, under the same salt.
 TEST(KvCache, RandomSequencesNeverGetAPageOfOtherTokens) {
   for (uint64_t seed = 0; seed < 40; ++seed) {
-    uint64_t n = 0;
-    auto pick = [&](int64_t low, int64_t high) {
-      return low + int64_t(random_u64(seed, n++) % uint64_t(high - low + 1));
-    };
+    testing::Pick pick(seed);
     const int64_t pages = pick(4, 24);
     Cache c(pages, true);
     struct Live {

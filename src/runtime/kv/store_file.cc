@@ -106,6 +106,17 @@ Result<int> open_file(const Path& p) {
   ::close(fd);
   return bad_input("{} is not a regular file", p.string());
 }
+// A store is given up as a whole, so that nobody else's files may lie beside it.
+Status check_alone(const Path& dir) {
+  std::error_code ec;
+  if (!std::filesystem::is_directory(dir, ec)) return bad_input("{} is not a folder", dir.string());
+  for (const auto& e : std::filesystem::directory_iterator(dir, ec)) {
+    const std::string name = e.path().filename().string();
+    if (name != "lock" && name != "index" && name != "pages" && name != "lost+found")  // the last: of a whole disk
+      return bad_input("{} holds other files ({}): give keys and values a folder of their own", dir.string(), name);
+  }
+  return {};
+}
 int64_t size_of(int fd) {
   struct stat s {};
   return ::fstat(fd, &s) == 0 ? int64_t(s.st_size) : 0;
@@ -148,6 +159,7 @@ Result<StoreFile> StoreFile::open(const StoreFileOptions& o, std::vector<std::pa
                 o.dir.string(), human_bytes(double(o.bytes)), human_bytes(double(f.slot_bytes_)));
   if (::mkdir(o.dir.c_str(), 0700) != 0 && errno != EEXIST)
     return fail(ErrorCode::kEnvironment, "{}: the folder can't be made: {}", o.dir.string(), std::strerror(errno));
+  MI_TRY_VOID(check_alone(o.dir));
   MI_TRY(f.lock_, open_file(o.dir / "lock"));
   if (::flock(f.lock_, LOCK_EX | LOCK_NB) != 0) {
     if (errno == EWOULDBLOCK)

@@ -18,7 +18,6 @@ namespace mi::runtime::kv {
 namespace {
 
 namespace fs = std::filesystem;
-using testing::TempDir;
 
 constexpr int64_t kBytes = 5000;  // a page; a slot has 8192
 constexpr int64_t kSlot = 8192, kEntry = 512, kHead = 4096;
@@ -316,7 +315,14 @@ TEST(KvStore, FoldersThatCannotBeUsedAreRefusedByName) {
   fs::create_directories(dir / "odd" / "lock");
   EXPECT_NE(message(options(dir / "odd", 4)), "");
   std::ofstream(dir / "file") << "x";
-  EXPECT_NE(message(options(dir / "file", 4)), "");
+  EXPECT_NE(message(options(dir / "file", 4)).find("not a folder"), std::string::npos);
+  // An engine's, say. Nothing may be left in it either.
+  fs::create_directory(dir / "engine");
+  std::ofstream(dir / "engine" / "weights.bin") << "x";
+  EXPECT_NE(message(options(dir / "engine", 4)).find("other files (weights.bin)"), std::string::npos);
+  EXPECT_EQ(std::distance(fs::directory_iterator(dir / "engine"), fs::directory_iterator()), 1);
+  fs::create_directories(dir / "disk" / "lost+found");
+  EXPECT_EQ(message(options(dir / "disk", 4)), "");
 }
 
 TEST(KvStore, TheLeastRecentlyUsedMakesRoomFromItsEnd) {
@@ -478,10 +484,7 @@ TEST(KvStore, UnreadablePagesAreForgottenWithWhatIsBehindThem) {
 // themselves.
 TEST(KvStore, EntriesThatMakeNoTreeAreLeftOut) {
   for (uint64_t seed = 0; seed < 30; ++seed) {
-    uint64_t n = 0;
-    auto pick = [&](int64_t low, int64_t high) {
-      return low + int64_t(random_u64(seed, n++) % uint64_t(high - low + 1));
-    };
+    testing::Pick pick(seed);
     TempDir dir;
     const StoreOptions o = options(dir / "kv", 12);
     {
@@ -518,10 +521,7 @@ TEST(KvStore, EntriesThatMakeNoTreeAreLeftOut) {
 // compares).
 TEST(KvStore, RandomUseNeverGivesAnotherPage) {
   for (uint64_t seed = 0; seed < 20; ++seed) {
-    uint64_t n = 0;
-    auto pick = [&](int64_t low, int64_t high) {
-      return low + int64_t(random_u64(seed, n++) % uint64_t(high - low + 1));
-    };
+    testing::Pick pick(seed);
     TempDir dir;
     std::atomic<int> error{0};
     StoreOptions o = options(dir / "kv", pick(1, 12));

@@ -12,6 +12,7 @@
 #include <boost/asio/redirect_error.hpp>
 #include <boost/asio/use_awaitable.hpp>
 #include <chrono>
+#include <exception>
 #include <future>
 #include <thread>
 #include <vector>
@@ -35,7 +36,10 @@ class Server : public HttpServer {
   ~Server() override { shut_down(0); }
 
   void begin() {
-    asio::co_spawn(io_, accept_loop(), asio::detached);
+    // A connection may end by an exception (out of memory). Were this loop to end so, nobody would be let in any more.
+    asio::co_spawn(io_, accept_loop(), [](const std::exception_ptr& e) {
+      if (e) std::rethrow_exception(e);
+    });
     thread_ = std::thread([this] { io_.run(); });
   }
 

@@ -26,17 +26,10 @@ std::string name_in(std::string head) {
   return name;
 }
 
-class Heads : public ToolSplitter {
+class Heads : public StepSplitter {
  public:
-  explicit Heads(const HeadMarks& m) : marks_(m), outside_(outside_marks(m)) {}
+  explicit Heads(const HeadMarks& m) : marks_(m), outside_(call_and_sections(m.call, m.section)) {}
 
-  std::vector<ToolPiece> push(std::string_view text) override {
-    std::vector<ToolPiece> out;
-    pending_ += text;
-    while (step(&out)) {
-    }
-    return out;
-  }
   std::vector<ToolPiece> finish() override {
     std::vector<ToolPiece> out;
     if (at_ == At::kHead)
@@ -49,13 +42,8 @@ class Heads : public ToolSplitter {
 
  private:
   enum class At : uint8_t { kOutside, kHead, kArguments, kAfter };
-  static std::vector<std::string> outside_marks(const HeadMarks& m) {
-    std::vector<std::string> all = m.section;
-    all.insert(all.begin(), m.call);
-    return all;
-  }
 
-  bool step(std::vector<ToolPiece>* out) {
+  bool step(std::vector<ToolPiece>* out) override {
     switch (at_) {
       case At::kOutside: {
         const auto mark = outside_.take(&pending_, out);
@@ -126,22 +114,14 @@ class Heads : public ToolSplitter {
   const HeadMarks marks_;
   Outside outside_;
   At at_ = At::kOutside;
-  std::string pending_;
   int depth_ = 0;
   bool in_string_ = false, escaped_ = false;
 };
 
 // <|channel|>analysis<|message|>...<|end|><|start|>assistant<|channel|>commentary to=functions.f <|constrain|>json
 // <|message|>{...}<|call|>. The prompt ends with <|start|>assistant, so a header comes first.
-class Harmony : public ToolSplitter {
+class Harmony : public StepSplitter {
  public:
-  std::vector<ToolPiece> push(std::string_view text) override {
-    std::vector<ToolPiece> out;
-    pending_ += text;
-    while (step(&out)) {
-    }
-    return out;
-  }
   std::vector<ToolPiece> finish() override {
     std::vector<ToolPiece> out;
     if (!header_)
@@ -153,7 +133,7 @@ class Harmony : public ToolSplitter {
   }
 
  private:
-  bool step(std::vector<ToolPiece>* out) {
+  bool step(std::vector<ToolPiece>* out) override {
     if (header_) {
       // An answer that begins without any header is content.
       if (!began_) {
@@ -205,7 +185,6 @@ class Harmony : public ToolSplitter {
     add_piece(out, kind_, std::move(text));
   }
 
-  std::string pending_;
   bool header_ = true, began_ = false, call_ = false, any_ = false;
   ToolPiece::Kind kind_ = ToolPiece::kContent;
 };

@@ -1,27 +1,16 @@
 // Reasoning between marks, before the answer.
-#include "server/reply/reply.h"
+#include "server/reply/scan.h"
 
 namespace mi::server {
 namespace {
 
 constexpr const char* kBlank = " \t\r\n";
 
-class Reasoning : public ToolSplitter {
+class Reasoning : public StepSplitter {
  public:
   Reasoning(std::string begin, std::string end, bool open, std::unique_ptr<ToolSplitter> rest)
       : begin_(std::move(begin)), end_(std::move(end)), rest_(std::move(rest)), at_(open ? At::kInside : At::kStart) {}
 
-  std::vector<ToolPiece> push(std::string_view text) override {
-    std::vector<ToolPiece> out;
-    if (at_ == At::kRest) {
-      pass(std::string(text), &out);
-      return out;
-    }
-    pending_ += text;
-    while (step(&out)) {
-    }
-    return out;
-  }
   std::vector<ToolPiece> finish() override {
     std::vector<ToolPiece> out;
     const std::string left = std::exchange(pending_, {});
@@ -37,7 +26,7 @@ class Reasoning : public ToolSplitter {
  private:
   enum class At : uint8_t { kStart, kInside, kAfter, kRest };
 
-  bool step(std::vector<ToolPiece>* out) {
+  bool step(std::vector<ToolPiece>* out) override {
     switch (at_) {
       case At::kStart: {
         // Blanks, then a mark or not; a mere end mark says that there is no reasoning.
@@ -83,6 +72,7 @@ class Reasoning : public ToolSplitter {
         return false;
       }
       case At::kRest:
+        pass(std::exchange(pending_, {}), out);
         return false;
     }
     return false;
@@ -107,7 +97,6 @@ class Reasoning : public ToolSplitter {
   const std::unique_ptr<ToolSplitter> rest_;
   At at_;
   bool any_ = false;
-  std::string pending_;
 };
 
 }  // namespace

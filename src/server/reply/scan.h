@@ -1,5 +1,5 @@
 #pragma once
-// The text outside of calls: content, and marks that end it. Internal to this folder.
+// What the splitters of this folder share: marks in text, a loop of steps, the text outside of calls.
 
 #include <optional>
 
@@ -33,7 +33,29 @@ inline std::string trimmed(std::string_view s) {
   return std::string(s.substr(first, s.find_last_not_of(" \t\r\n") + 1 - first));
 }
 
-// Blanks between marks are not content.
+class StepSplitter : public ToolSplitter {
+ public:
+  std::vector<ToolPiece> push(std::string_view text) final {
+    std::vector<ToolPiece> out;
+    pending_ += text;
+    while (step(&out)) {
+    }
+    return out;
+  }
+
+ protected:
+  // Takes a beginning off pending_; false: more text is needed for the next step.
+  virtual bool step(std::vector<ToolPiece>* out) = 0;
+  std::string pending_;
+};
+
+// The mark of a call comes first, so that it wins where it is also the mark of a section.
+inline std::vector<std::string> call_and_sections(const std::string& call, std::vector<std::string> sections) {
+  sections.insert(sections.begin(), call);
+  return sections;
+}
+
+// The text outside of calls: content, and marks that end it. Blanks between marks are not content.
 class Outside {
  public:
   explicit Outside(std::vector<std::string> marks) : marks_(std::move(marks)) {}

@@ -122,17 +122,10 @@ size_t cut_character(std::string_view s) {
   return 0;
 }
 
-class Tags : public ToolSplitter {
+class Tags : public StepSplitter {
  public:
-  Tags(const TagMarks& m, const std::vector<Tool>& tools) : marks_(m), tools_(tools), outside_(outside_marks(m)) {}
+  Tags(const TagMarks& m, const std::vector<Tool>& tools) : marks_(m), tools_(tools), outside_(call_and_sections(m.call, m.section)) {}
 
-  std::vector<ToolPiece> push(std::string_view text) override {
-    std::vector<ToolPiece> out;
-    pending_ += text;
-    while (step(&out)) {
-    }
-    return out;
-  }
   std::vector<ToolPiece> finish() override {
     std::vector<ToolPiece> out;
     if (at_ == At::kName)
@@ -147,14 +140,8 @@ class Tags : public ToolSplitter {
 
  private:
   enum class At : uint8_t { kOutside, kName, kBetween, kKey, kValueBegin, kValue };
-  static std::vector<std::string> outside_marks(const TagMarks& m) {
-    std::vector<std::string> all = m.section;
-    // The mark of a call comes first, so that it wins where it is also the mark of a section.
-    all.insert(all.begin(), m.call);
-    return all;
-  }
 
-  bool step(std::vector<ToolPiece>* out) {
+  bool step(std::vector<ToolPiece>* out) override {
     switch (at_) {
       case At::kOutside: {
         const auto mark = outside_.take(&pending_, out);
@@ -305,7 +292,7 @@ class Tags : public ToolSplitter {
   const std::vector<Tool> tools_;
   Outside outside_;
   At at_ = At::kOutside;
-  std::string pending_, name_, end_;
+  std::string name_, end_;
   std::vector<std::string> keys_;
   Json schema_, value_schema_;
   bool string_ = false, skip_ = false, begun_ = false;

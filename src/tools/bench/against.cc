@@ -112,17 +112,31 @@ Result<ChildRun> parse_bench_output(std::string_view text, const BenchCases& cas
   return run;
 }
 
+std::vector<std::string> session_flags(const SessionOptions& o) {
+  const SessionOptions usual;
+  std::vector<std::string> flags{"--threads", std::to_string(o.threads)};
+  const auto name = [&](const char* flag, const std::string& value, const std::string& known) {
+    if (value != known) flags.insert(flags.end(), {flag, value});
+  };
+  name("--kv-type", o.kv_type, usual.kv_type);
+  name("--attention-order", o.attention_order, usual.attention_order);
+  name("--weights", o.weights, usual.weights);
+  if (!o.memory_pool) flags.insert(flags.end(), {"--memory-pool", "false"});
+  if (!o.numa) flags.push_back("--no-numa");
+  if (!o.verify_checksums) flags.push_back("--no-checksums");
+  return flags;
+}
+
 Result<AgainstResult> run_against(const AgainstOptions& o, const std::function<void(int)>& after_round) {
   const auto round = [&](const Path& program, const Path& engine) -> Result<ChildRun> {
-    std::vector<std::string> argv{
-        program.string(), "bench", "--engine",       engine.string(), "--json",
-        "--rounds",       "1",     "--no-checksums", "--threads",     std::to_string(o.threads)};
+    // The limits are measured once, by this process.
+    std::vector<std::string> argv{program.string(), "bench",    "--engine", engine.string(),
+                                  "--json",         "--rounds", "1",        "--no-probe"};
+    for (std::string& flag : session_flags(o.session)) argv.push_back(std::move(flag));
     // A list that is left out would be the default: every list is named, an empty one as such.
     argv.insert(argv.end(), {"--prefill", fmt::format("{}", fmt::join(o.cases.prefill, ",")), "--decode",
                              fmt::format("{}", fmt::join(o.cases.decode, ",")), "--batch",
                              fmt::format("{}", fmt::join(o.cases.batch, ","))});
-    if (!o.kv_type.empty()) argv.insert(argv.end(), {"--kv-type", o.kv_type});
-    if (o.attention_order != "auto") argv.insert(argv.end(), {"--attention-order", o.attention_order});
     MI_TRY(const std::string text, run_program(argv));
     return parse_bench_output(text, o.cases, program.string());
   };
@@ -131,7 +145,7 @@ Result<AgainstResult> run_against(const AgainstOptions& o, const std::function<v
   for (int r = 0; r < o.rounds; ++r) {
     for (int half = 0; half < 2; ++half) {
       const bool ours = (half == 0) == (r % 2 == 0);  // who goes first changes every round
-      MI_TRY(const ChildRun run, ours ? round(o.ours, o.engine) : round(o.theirs, o.their_engine));
+      MI_TRY(const ChildRun run, ours ? round(o.ours, o.session.engine) : round(o.theirs, o.their_engine));
       add_round(run.rows, ours ? &all.ours : &all.theirs);
       (ours ? all.our_version : all.their_version) = run.version;
       if (!ours) continue;

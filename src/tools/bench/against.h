@@ -8,18 +8,20 @@
 
 #include "base/file.h"
 #include "tools/bench/measure.h"
+#include "tools/session.h"
 
 namespace mi::tools {
 
 struct AgainstOptions {
-  Path ours, theirs;          // programs
-  Path engine, their_engine;  // directories
+  Path ours, theirs;      // programs
+  SessionOptions session;  // of both, but for the engine of theirs
+  Path their_engine;
   BenchCases cases;
-  int threads = 0;
-  std::string kv_type;
-  std::string attention_order = "auto";  // named to both programs unless it is this: older ones do not know it
   int rounds = 0;
 };
+
+// What a program is told of the session: everything but what is as it is by default, which older programs may not know.
+std::vector<std::string> session_flags(const SessionOptions& o);
 
 // What one process printed.
 struct ChildRun {

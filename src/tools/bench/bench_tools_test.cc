@@ -19,7 +19,7 @@ TEST(BenchTest, RowsAndRounds) {
   o.kv_pages = bench_kv_tokens(cases) / artifact::kKvPageTokens;
   EXPECT_EQ(o.kv_pages, 6) << "two streams of 128 + 64 tokens";
   const auto engine = model.load(pool, o);
-  ASSERT_TRUE(check_cases(*engine, cases).ok());
+  ASSERT_TRUE(check_cases(cases, engine->manifest().model.max_positions).ok());
   const auto rows = measure(*engine, cases, 3);
   ASSERT_EQ(rows.size(), 3u);
   const char* metrics[] = {"prefill", "decode", "batch"};
@@ -38,16 +38,13 @@ TEST(BenchTest, RowsAndRounds) {
 }
 
 TEST(BenchTest, CasesThatCannotBeMeasuredAreRefused) {
-  const exec::testing::TestModel model({});
-  hw::ThreadPool pool(1);
-  exec::LoadOptions o;
-  o.kv_pages = 4;
-  const auto engine = model.load(pool, o);
+  EXPECT_TRUE(check_cases({{5000}, {}, {}}, 0).ok()) << "a model without a limit";
   for (const auto& [cases, word] : {std::pair(BenchCases{{0}, {}, {}}, "--prefill 0"),
                                     {BenchCases{{}, {1}, {}}, "--decode 1"},
-                                    {BenchCases{{}, {}, {2}}, "6 KV pages"},
+                                    {BenchCases{{}, {}, {0}}, "--batch 0"},
+                                    {BenchCases{{}, {}, {}}, "nothing to measure"},
                                     {BenchCases{{5000}, {}, {}}, "4096 positions"}}) {
-    const Status s = check_cases(*engine, cases);
+    const Status s = check_cases(cases, 4096);
     ASSERT_FALSE(s.ok()) << word;
     EXPECT_EQ(s.error().code(), ErrorCode::kUsage);
     EXPECT_NE(s.error().message().find(word), std::string::npos) << s.error().message();
@@ -144,17 +141,14 @@ TEST(SweepTest, MeasuresEveryCell) {
   exec::LoadOptions o;
   o.kv_pages = sweep_kv_tokens(a) / artifact::kKvPageTokens;
   const auto engine = model.load(pool, o);
+  ASSERT_TRUE(check_sweep(a, 8).ok());
+  EXPECT_FALSE(check_sweep(a, 7).ok());
   const auto cells = run_sweep(*engine, a);
-  ASSERT_TRUE(cells.ok());
-  ASSERT_EQ(cells->size(), 4u);
-  for (const SweepCell& c : *cells) {
+  ASSERT_EQ(cells.size(), 4u);
+  for (const SweepCell& c : cells) {
     EXPECT_EQ(c.prefill.size(), 2u);
     EXPECT_EQ(c.decode.size(), 2u);
   }
-  a.prompts = {1, 5000};
-  EXPECT_FALSE(run_sweep(*engine, a).ok());
-  a.prompts = {1, 1000};
-  EXPECT_FALSE(run_sweep(*engine, a).ok());
 }
 
 }  // namespace

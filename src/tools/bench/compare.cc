@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "base/counted.h"
 #include "base/util.h"
 
 namespace mi::tools {
@@ -34,7 +35,8 @@ void judge(const BenchRow& now, const BenchRow& then, const CompareOptions& o, C
   }
 }
 
-std::string list_text(const std::vector<int64_t>& v) { return fmt::format("{}", fmt::join(v, ",")); }
+// As a shell takes it.
+std::string list_text(const std::vector<int64_t>& v) { return v.empty() ? "''" : fmt::format("{}", fmt::join(v, ",")); }
 
 std::string settings_difference(const BenchSettings& a, const BenchSettings& b) {
   const std::pair<const char*, std::vector<int64_t> BenchCases::*> lists[] = {
@@ -82,8 +84,8 @@ Status check_comparable(const BenchRecord& now, const BenchRecord& then, const s
   for (const BenchRow& row : then.rows)
     if (row.rounds.size() < size_t(kFewestRounds))
       return fail(ErrorCode::kUsage,
-                  "{} cannot be compared with: {} {} was measured in {} rounds, at least {} are needed", with,
-                  row.metric, row.n, row.rounds.size(), kFewestRounds);
+                  "{} cannot be compared with: {} {} was measured in {}, at least {} are needed", with, row.metric, row.n,
+                  counted(int64_t(row.rounds.size()), "round"), kFewestRounds);
   return {};
 }
 

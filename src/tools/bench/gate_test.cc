@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <fstream>
 
+#include "base/temp_dir.h"
 #include "base/util.h"
 #include "exec/test_model.h"
 #include "tools/bench/against.h"
@@ -47,8 +48,8 @@ BenchRecord record(double prefill = 900, double decode = 60) {
 
 class Files : public ::testing::Test {
  protected:
-  Path file(const std::string& name) const { return dir_.path / name; }
-  exec::testing::TempDir dir_;
+  Path file(const std::string& name) const { return dir_ / name; }
+  TempDir dir_;
 };
 
 using RecordTest = Files;
@@ -236,10 +237,10 @@ class Programs : public Files {
     AgainstOptions o;
     o.ours = ours;
     o.theirs = theirs;
-    o.engine = "engine-a";
+    o.session.engine = "engine-a";
+    o.session.threads = 3;
     o.their_engine = "engine-b";
     o.cases = {{8}, {4}, {}};
-    o.threads = 3;
     o.rounds = 3;
     return o;
   }
@@ -272,6 +273,22 @@ TEST_F(Programs, RunInTurnsAndChangeWhoGoesFirst) {
   EXPECT_EQ(r->theirs[1].values(&BenchRound::tok_s), (std::vector<double>{50, 50, 50}));
   EXPECT_EQ(r->peak_bytes, 5000);
   EXPECT_TRUE(compare_rounds(r->ours, r->theirs, "old", {}).regressed());
+}
+
+TEST_F(Programs, BothAreToldWhatTheSessionIsTold) {
+  AgainstOptions o = options(program("new", kOutput), program("old", kOutput));
+  o.rounds = 1;
+  ASSERT_TRUE(run_against(o, {}).ok());
+  for (const char* usual : {"--kv-type", "--attention-order", "--weights", "--memory-pool", "--no-numa", "--no-checksums"})
+    for (const std::string& line : log()) EXPECT_THAT(line, Not(HasSubstr(usual))) << "older programs may not know it";
+  o.session.kv_type = "f32";
+  o.session.attention_order = "pairs";
+  o.session.weights = "map";
+  o.session.memory_pool = o.session.numa = o.session.verify_checksums = false;
+  std::filesystem::remove(file("log"));
+  ASSERT_TRUE(run_against(o, {}).ok());
+  for (const std::string& line : log())
+    EXPECT_THAT(line, HasSubstr("--kv-type f32 --attention-order pairs --weights map --memory-pool false --no-numa --no-checksums"));
 }
 
 TEST_F(Programs, FailuresAreSentences) {
@@ -316,6 +333,27 @@ TEST_F(HistoryTest, LineWithoutAnEndIsNotContinued) {
   std::ofstream(p) << dump_json(record_json(record(900)));
   ASSERT_TRUE(append_history(p, record(950)).ok());
   EXPECT_EQ(read_history(p)->size(), 2u);
+}
+
+TEST_F(HistoryTest, LineOfAKilledRunIsGivenUp) {
+  const Path p = file("runs.jsonl");
+  const std::string whole = dump_json(record_json(record(900))) + "\n", next = dump_json(record_json(record(950)));
+  for (const size_t n : {size_t(1), size_t(5), record_beginning().size(), next.size() - 1}) {
+    std::ofstream(p) << whole << next.substr(0, n);
+    ASSERT_TRUE(check_history(p).ok()) << n;
+    ASSERT_EQ(read_history(p)->size(), 1u) << n;
+    ASSERT_TRUE(append_history(p, record(800)).ok()) << n;
+    ASSERT_EQ(*read_file(p), whole + dump_json(record_json(record(800))) + "\n") << n;
+  }
+  std::ofstream(p) << whole << "milk";
+  EXPECT_THAT(check_history(p).error().message(), HasSubstr("line 2")) << "no beginning of a record";
+}
+
+TEST_F(HistoryTest, WhatCannotBeWrittenToIsSaidBefore) {
+  EXPECT_THAT(check_history(file("none/runs.jsonl")).error().message(), HasSubstr("does not exist"));
+  EXPECT_THAT(check_history(dir_.path()).error().message(), HasSubstr("regular"));
+  EXPECT_TRUE(check_history(file("runs.jsonl")).ok());
+  EXPECT_TRUE(std::filesystem::is_empty(dir_.path())) << "asking leaves nothing";
 }
 
 TEST_F(HistoryTest, TableAndPage) {

@@ -1,6 +1,7 @@
 #include "tools/bench/history.h"
 
 #include <fcntl.h>
+#include <sys/file.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -8,6 +9,7 @@
 #include <cstring>
 #include <map>
 
+#include "base/counted.h"
 #include "base/html.h"
 #include "base/util.h"
 #include "tools/plot.h"
@@ -20,7 +22,7 @@ std::string row_name(const BenchRow& r) { return fmt::format("{} {}", r.metric, 
 
 // Runs that may be compared with each other have the same.
 std::string series_name(const BenchRecord& r) {
-  return fmt::format("{}, {} threads, {}; {} ({}), KV {}", r.machine.cpu, r.machine.threads, r.machine.isa,
+  return fmt::format("{}, {}, {}; {} ({}), KV {}", r.machine.cpu, counted(r.machine.threads, "thread"), r.machine.isa,
                      r.engine.name, r.engine.precision, r.settings.kv_type);
 }
 
@@ -45,6 +47,48 @@ std::string figure_plot(const std::vector<BenchRecord>& all, const std::string& 
   return fmt::format("<h2>{}</h2>\n{}", html::escape(label), line_plot(lines, double(all.size() - 1), label));
 }
 
+// Whether the text behind the last end of a line is the beginning of a record, which a killed run left.
+bool is_cut_record(std::string_view tail) {
+  const std::string begin = record_beginning();
+  const size_t n = std::min(tail.size(), begin.size());
+  return n > 0 && tail.substr(0, n) == begin.substr(0, n) && !parse_json(tail, "tail").ok();
+}
+
+// Owns the open file, which is locked against other runs that append to it.
+class Appender {
+ public:
+  explicit Appender(const Path& p) : path_(p) {}
+  ~Appender() {
+    if (fd_ >= 0) close(fd_);
+  }
+  Appender(const Appender&) = delete;
+
+  Status append(const std::string& line) {
+    fd_ = open(path_.c_str(), O_RDWR | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
+    if (fd_ < 0) return cannot("opened to append to");
+    (void)!flock(fd_, LOCK_EX);  // where there are no locks, runs at the same time are on their own
+    // A line that an earlier run could not finish is given up, a whole one without an end gets it.
+    MI_TRY(const std::string text, read_file(path_));
+    const size_t last = text.rfind('\n') + 1;  // npos + 1: 0
+    const bool cut = is_cut_record(std::string_view(text).substr(last));
+    const auto keep = off_t(cut ? last : text.size());
+    if (cut && ftruncate(fd_, keep) != 0) return cannot("shortened by a line that was cut");
+    const std::string all = (cut || last == text.size() ? "" : "\n") + line + "\n";
+    errno = ENOSPC;  // of a write that falls short
+    if (write(fd_, all.data(), all.size()) == ssize_t(all.size()) && fsync(fd_) == 0) return {};
+    const Error failed = cannot("appended to");
+    (void)!ftruncate(fd_, keep);
+    return failed;
+  }
+
+ private:
+  Error cannot(const char* what) const {
+    return fail(ErrorCode::kEnvironment, "{}: cannot be {}: {}", path_.string(), what, std::strerror(errno));
+  }
+  const Path path_;
+  int fd_ = -1;
+};
+
 }  // namespace
 
 Result<std::vector<BenchRecord>> read_history(const Path& p) {
@@ -53,6 +97,7 @@ Result<std::vector<BenchRecord>> read_history(const Path& p) {
   std::string_view rest = text;
   for (int64_t number = 1; !rest.empty(); ++number) {
     const size_t end = std::min(rest.find('\n'), rest.size());
+    if (end == rest.size() && is_cut_record(rest)) break;
     const std::string_view line = rest.substr(0, end);
     rest.remove_prefix(std::min(end + 1, rest.size()));
     if (line.find_first_not_of(" \t\r") == std::string_view::npos) continue;
@@ -66,32 +111,21 @@ Result<std::vector<BenchRecord>> read_history(const Path& p) {
 
 Status check_history(const Path& p) {
   std::error_code ec;
-  if (!std::filesystem::exists(p, ec)) {
-    const Path parent = p.has_parent_path() ? p.parent_path() : Path(".");
-    if (!std::filesystem::is_directory(parent, ec))
-      return bad_input("{}: the folder {} does not exist", p.string(), parent.string());
+  if (!std::filesystem::exists(std::filesystem::symlink_status(p, ec))) {
+    MI_TRY(const OutputFile beside, OutputFile::create(p, false));  // whether a file can be made there
+    static_cast<void>(beside);
     return {};
   }
   MI_TRY(const auto all, read_history(p));
   static_cast<void>(all);
+  const int fd = open(p.c_str(), O_WRONLY | O_APPEND | O_CLOEXEC);
+  if (fd < 0)
+    return fail(ErrorCode::kEnvironment, "{}: cannot be opened to append to: {}", p.string(), std::strerror(errno));
+  close(fd);
   return {};
 }
 
-Status append_history(const Path& p, const BenchRecord& r) {
-  const int fd = open(p.c_str(), O_RDWR | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
-  if (fd < 0)
-    return fail(ErrorCode::kEnvironment, "{}: cannot be opened to append to: {}", p.string(), std::strerror(errno));
-  // A line that an earlier run could not finish is not continued.
-  const off_t size = lseek(fd, 0, SEEK_END);
-  char last = '\n';
-  if (size > 0 && pread(fd, &last, 1, size - 1) != 1) last = '\n';
-  const std::string line = (last == '\n' ? "" : "\n") + dump_json(record_json(r)) + "\n";
-  const bool ok = write(fd, line.data(), line.size()) == ssize_t(line.size()) && fsync(fd) == 0;
-  const int error = errno;
-  close(fd);
-  if (!ok) return fail(ErrorCode::kEnvironment, "{}: cannot be appended to: {}", p.string(), std::strerror(error));
-  return {};
-}
+Status append_history(const Path& p, const BenchRecord& r) { return Appender(p).append(dump_json(record_json(r))); }
 
 std::string history_text(const std::vector<BenchRecord>& all, size_t last) {
   std::vector<std::string> names;
@@ -128,9 +162,9 @@ std::string history_html(const std::vector<BenchRecord>& all, const std::string&
     if (std::find(series.begin(), series.end(), series_name(r)) == series.end()) series.push_back(series_name(r));
   }
   std::string body = fmt::format(
-      "<p>{} runs, oldest left. Lines are medians, bands the spread of the rounds; runs on one line may be "
+      "<p>{}, oldest left. Lines are medians, bands the spread of the rounds; runs on one line may be "
       "compared.</p>\n<ul>\n",
-      all.size());
+      counted(int64_t(all.size()), "run"));
   for (const std::string& s : series)
     body += fmt::format("<li><span style=\"color:{}\">&#9632;</span> {}</li>\n", plot_color(s), html::escape(s));
   body += "</ul>\n";

@@ -8,12 +8,13 @@
 
 namespace mi::tools {
 
-// Error (kBadInput) names the file and the line that is no record.
+// What a killed run left of its line, without an end, is no run and passed over. Error (kBadInput) names the file and
+// the line that is no record.
 Result<std::vector<BenchRecord>> read_history(const Path& p);
-// Refuses a file that holds something else, so that nothing is appended to a file named by mistake; a missing or empty
-// one is fine. To be asked before minutes of measuring.
+// Refuses a file that holds something else, so that nothing is appended to a file named by mistake, and one that cannot
+// be written to; a missing or empty one is fine. To be asked before minutes of measuring; nothing is changed.
 Status check_history(const Path& p);
-// Appends one line in one write.
+// Appends a whole line or nothing. Runs that append at the same time wait for each other.
 Status append_history(const Path& p, const BenchRecord& r);
 
 // The newest `last` runs as a table.

@@ -57,17 +57,16 @@ int64_t bench_kv_tokens(const BenchCases& c) {
   return pages * artifact::kKvPageTokens;
 }
 
-Status check_cases(const exec::Engine& engine, const BenchCases& c) {
+Status check_cases(const BenchCases& c, int64_t positions) {
+  if (list(c).empty())
+    return fail(ErrorCode::kUsage, "nothing to measure: --prefill, --decode and --batch are all empty");
   for (const Case& k : list(c)) {
     if (k.n < 1 || (k.metric == "decode" && k.n < 2))
       return fail(ErrorCode::kUsage, "--{} {}: too small to measure", k.metric, k.n);
-    const int64_t length = k.prompt + k.generate, positions = engine.manifest().model.max_positions;
+    const int64_t length = k.prompt + k.generate;
     if (positions > 0 && length > positions)
       return fail(ErrorCode::kUsage, "--{} {}: sequences of {} tokens, the model has {} positions", k.metric, k.n,
                   length, positions);
-    if (Driver::pages_needed(k.streams, length) > engine.kv_pages())
-      return fail(ErrorCode::kUsage, "--{} {} needs {} KV pages, this session has {}", k.metric, k.n,
-                  Driver::pages_needed(k.streams, length), engine.kv_pages());
   }
   return {};
 }

@@ -38,10 +38,11 @@ struct BenchRow {
 // Tokens of KV cache that the cases need at most, in whole pages.
 int64_t bench_kv_tokens(const BenchCases& c);
 
-// Errors (kUsage): a case that is too small to measure, or longer than the engine's positions or KV pages allow.
-Status check_cases(const exec::Engine& engine, const BenchCases& c);
+// Errors (kUsage): no case at all, one that is too small to measure, or longer than the model's positions (0: no limit).
+// Needs no loaded engine: minutes of loading should not end in a refusal.
+Status check_cases(const BenchCases& c, int64_t positions);
 
-// One row per case, in the order prefill, decode, batch. Precondition: check_cases().
+// One row per case, in the order prefill, decode, batch. Precondition: check_cases(), and KV pages for bench_kv_tokens().
 std::vector<BenchRow> measure(exec::Engine& engine, const BenchCases& c, int rounds);
 
 }  // namespace mi::tools

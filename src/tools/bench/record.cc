@@ -104,6 +104,11 @@ std::string utc_now() {
   return text;
 }
 
+std::string record_beginning() {
+  const std::string all = dump_json(Json{{"kind", kKind}});
+  return all.substr(0, all.size() - 1);
+}
+
 Json record_json(const BenchRecord& r) {
   Json j{{"kind", kKind}, {"version", r.version}, {"when", r.when}, {"machine", machine_json(r.machine)}};
   j["engine"] = {{"name", r.engine.name}, {"precision", r.engine.precision}, {"checksum", r.engine.checksum}};

@@ -41,6 +41,8 @@ struct BenchRecord {
 };
 
 std::string utc_now();
+// What every record begins with, as it stands in a history.
+std::string record_beginning();
 Json record_json(const BenchRecord& r);
 // Error (kBadInput): not a record, or one of another version of the program that has keys unknown here.
 Result<BenchRecord> parse_record(const Json& j, const std::string& what);

@@ -25,9 +25,10 @@ struct SweepCell {
 };
 
 int64_t sweep_kv_tokens(const SweepAxes& a);
-// Cells in the order of prompts, then batches. Error (kUsage): the model has too few positions, or the session too few
-// pages.
-Result<std::vector<SweepCell>> run_sweep(exec::Engine& engine, const SweepAxes& a);
+// Error (kUsage): the model has too few positions (0: no limit).
+Status check_sweep(const SweepAxes& a, int64_t positions);
+// Cells in the order of prompts, then batches. Precondition: check_sweep(), and KV pages for sweep_kv_tokens().
+std::vector<SweepCell> run_sweep(exec::Engine& engine, const SweepAxes& a);
 
 // Sets each cell's notes. A cell is slower per token than a smaller neighbour (the next shorter prompt, the next
 // smaller batch) when even its fastest round is slower than the neighbour's median. Decoding is compared between

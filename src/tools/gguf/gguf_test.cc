@@ -1,3 +1,4 @@
+#include "base/temp_dir.h"
 #include "model/gguf.h"
 
 #include <gtest/gtest.h>
@@ -17,22 +18,6 @@ namespace {
 namespace fs = std::filesystem;
 using gguf::fit_rope;
 using model::pre_tokenizer_name;
-
-class TempDir {
- public:
-  TempDir() {
-    std::string pattern = (fs::temp_directory_path() / "mi-gguf-XXXXXX").string();
-    path_ = mkdtemp(pattern.data());
-  }
-  ~TempDir() {
-    std::error_code ignored;
-    fs::remove_all(path_, ignored);
-  }
-  Path operator/(const std::string& name) const { return path_ / name; }
-
- private:
-  Path path_;
-};
 
 Path golden(const std::string& name) { return Path(MI_SOURCE_DIR) / "tests" / "data" / "goldens" / name; }
 

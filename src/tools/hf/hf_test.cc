@@ -3,6 +3,7 @@
 
 #include <gmock/gmock.h>
 
+#include "base/temp_dir.h"
 #include "model/export.h"
 #include "model/module_pattern.h"
 #include "tensor/int4.h"
@@ -19,23 +20,6 @@ using model::ViewOp;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using Kind = ViewOp::Kind;
-
-class TempDir {
- public:
-  TempDir() {
-    std::string pattern = (fs::temp_directory_path() / "mi-hf-XXXXXX").string();
-    path_ = mkdtemp(pattern.data());
-  }
-  ~TempDir() {
-    std::error_code ignored;
-    fs::remove_all(path_, ignored);
-  }
-  const Path& path() const { return path_; }
-  Path operator/(const std::string& name) const { return path_ / name; }
-
- private:
-  Path path_;
-};
 
 ir::MirDir exported(const std::string& name, const Path& out) {
   model::ExportOptions o;

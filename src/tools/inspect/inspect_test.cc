@@ -9,7 +9,6 @@
 namespace mi::tools {
 namespace {
 
-using quant::testing::TempDir;
 using quant::testing::write_tiny;
 
 Subject open(const Path& dir) {
@@ -36,7 +35,7 @@ std::string fact(const Card& c, const std::string& label) {
 
 TEST(InspectTest, CardOfAMirAndOfItsEngine) {
   const TempDir dir;
-  const Path mir = write_tiny(dir.path, "w8a8"), engine = build(mir, dir.path / "engine");
+  const Path mir = write_tiny(dir.path(), "w8a8"), engine = build(mir, dir / "engine");
   const Card a = make_card(open(mir), int64_t(1) << 30), b = make_card(open(engine), int64_t(1) << 30);
   for (const Card* c : {&a, &b}) {
     EXPECT_EQ(fact(*c, "shape"), "3 layers, hidden 24, vocabulary 50, 128 positions\n");
@@ -60,7 +59,7 @@ TEST(InspectTest, CardOfAMirAndOfItsEngine) {
 
 TEST(InspectTest, LittleMemoryMeansShortContexts) {
   const TempDir dir;
-  const Subject s = open(write_tiny(dir.path, "bf16"));
+  const Subject s = open(write_tiny(dir.path(), "bf16"));
   const Card all = make_card(s, int64_t(1) << 30);
   const int64_t weights = all.stats.weight_bytes;
   // Room for 40 tokens at bf16 when serve may take 60 % of it.
@@ -72,7 +71,7 @@ TEST(InspectTest, LittleMemoryMeansShortContexts) {
 
 TEST(InspectTest, NothingToInspectIsSaid) {
   const TempDir dir;
-  auto s = open_subject(dir.path);
+  auto s = open_subject(dir.path());
   ASSERT_FALSE(s.ok());
   EXPECT_NE(s.error().message().find("config.json"), std::string::npos);
   EXPECT_EQ(s.error().code(), ErrorCode::kBadInput);
@@ -80,8 +79,8 @@ TEST(InspectTest, NothingToInspectIsSaid) {
 
 TEST(InspectTest, ComparingFindsOneChangedNumberAndOtherFormats) {
   const TempDir one, two, three;
-  const Path a = write_tiny(one.path), same = write_tiny(two.path);
-  const Path changed = write_tiny(three.path, "bf16", [](const std::string& name, std::vector<float>& v) {
+  const Path a = write_tiny(one.path()), same = write_tiny(two.path());
+  const Path changed = write_tiny(three.path(), "bf16", [](const std::string& name, std::vector<float>& v) {
     if (name == "layers.2.attn.o.weight") v[3] += 1;
   });
   EXPECT_TRUE(diff_models(open(a), open(same), 1 << 30).same());
@@ -91,7 +90,7 @@ TEST(InspectTest, ComparingFindsOneChangedNumberAndOtherFormats) {
   EXPECT_FALSE(c.same());
 
   const TempDir four;
-  const ModelDiff q = diff_models(open(a), open(write_tiny(four.path, "w8a8")), 1 << 30);
+  const ModelDiff q = diff_models(open(a), open(write_tiny(four.path(), "w8a8")), 1 << 30);
   EXPECT_FALSE(q.weights.empty());
   EXPECT_FALSE(q.ops.empty());  // quantize nodes
   for (const auto& l : q.weights) EXPECT_TRUE(l.a.starts_with("bf16") && l.b.starts_with("w8a8")) << l.what;
@@ -100,16 +99,16 @@ TEST(InspectTest, ComparingFindsOneChangedNumberAndOtherFormats) {
 
 TEST(InspectTest, ComparingEnginesFindsTheChangedMatrix) {
   const TempDir one, two;
-  const Path a = build(write_tiny(one.path), one.path / "engine");
-  const Path b = build(write_tiny(two.path, "bf16",
+  const Path a = build(write_tiny(one.path()), one / "engine");
+  const Path b = build(write_tiny(two.path(), "bf16",
                                   [](const std::string& name, std::vector<float>& v) {
                                     if (name == "layers.1.moe.experts.up.weight") v[0] += 1;
                                   }),
-                       two.path / "engine");
+                       two / "engine");
   const ModelDiff c = diff_models(open(a), open(b), 1 << 30);
   ASSERT_EQ(c.other_bytes.size(), 1u) << model_diff_text(c);
   EXPECT_NE(c.other_bytes[0].find("layers.1.moe.experts.up.weight"), std::string::npos);
-  EXPECT_FALSE(diff_models(open(a), open(one.path / "mir"), 1 << 30).bytes_compared);
+  EXPECT_FALSE(diff_models(open(a), open(one / "mir"), 1 << 30).bytes_compared);
 }
 
 }  // namespace

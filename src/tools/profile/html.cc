@@ -1,3 +1,4 @@
+#include "base/counted.h"
 #include "base/html.h"
 
 #include <algorithm>
@@ -94,8 +95,9 @@ std::string scenario_part(const Profile& p, const Scenario& s) {
   const std::vector<Group> ops = group(p, s, GroupBy::kOp);
   const double all = s.seconds + s.between_seconds;
   std::string out =
-      fmt::format("<h2>{}</h2>\n<p>{} steps of {}, {:.1f} tok/s. The fastest of {} rounds.</p>\n", escape(s.name),
-                  s.steps, step_time(all / double(s.steps)), double(s.tokens) / all, s.round_seconds.size());
+      fmt::format("<h2>{}</h2>\n<p>{} of {}, {:.1f} tok/s. The fastest of {}.</p>\n", escape(s.name),
+                  counted(s.steps, "step"), step_time(all / double(s.steps)), double(s.tokens) / all,
+                  counted(int64_t(s.round_seconds.size()), "round"));
   out += "<h3>Time by operation</h3>\n" + time_bars(ops, s) + group_table("operation", ops, s);
   out += "<h3>Roofline</h3>\n" + roofline(p, ops, s);
   out += fmt::format("<h3>Step {}</h3>\n<p>Left to right; colours as above.</p>\n", s.trace.number + 1) +

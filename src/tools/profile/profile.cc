@@ -4,6 +4,7 @@
 #include <chrono>
 #include <functional>
 
+#include "artifact/reader.h"
 #include "base/util.h"
 #include "base/version.h"
 #include "tools/driver.h"
@@ -168,19 +169,23 @@ int64_t profile_kv_tokens(const ProfileOptions& o) {
   return pages * artifact::kKvPageTokens;
 }
 
-Result<Profile> run_profile(exec::Engine& engine, const Machine& machine, const ProfileOptions& o) {
-  const artifact::Manifest& m = engine.manifest();
+Status check_profile(const Path& engine, const ProfileOptions& o) {
+  if (plans(o).empty()) return fail(ErrorCode::kUsage, "nothing to measure: --prefill and --batch are both empty");
+  MI_TRY(const artifact::LoadedArtifact a, artifact::open_artifact(engine));
+  const int64_t positions = a.manifest.model.max_positions;
   for (const Plan& p : plans(o)) {
     if (p.prompt < 1 || p.batch < 1 || (!p.prefill && p.decode < 1))
       return fail(ErrorCode::kUsage, "{}: too small to measure", p.name);
-    const int64_t length = p.prompt + p.decode + 1, positions = m.model.max_positions;
+    const int64_t length = p.prompt + p.decode + 1;
     if (positions > 0 && length > positions)
       return fail(ErrorCode::kUsage, "{}: sequences of {} tokens, the model has {} positions", p.name, length,
                   positions);
-    if (Driver::pages_needed(p.batch, length) > engine.kv_pages())
-      return fail(ErrorCode::kUsage, "{} needs {} KV pages, this session has {}", p.name,
-                  Driver::pages_needed(p.batch, length), engine.kv_pages());
   }
+  return {};
+}
+
+Profile run_profile(exec::Engine& engine, const Machine& machine, const ProfileOptions& o) {
+  const artifact::Manifest& m = engine.manifest();
   Profile profile;
   profile.version = std::string("metainfer ") + version();
   profile.engine = m.model.name;

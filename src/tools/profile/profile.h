@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "base/file.h"
 #include "exec/engine.h"
 #include "tools/cost.h"
 #include "tools/machine.h"
@@ -71,8 +72,11 @@ struct Profile {
 };
 
 int64_t profile_kv_tokens(const ProfileOptions& o);
-// Error (kUsage): a scenario too small to measure, or longer than the model's positions.
-Result<Profile> run_profile(exec::Engine& engine, const Machine& machine, const ProfileOptions& o);
+// Errors: kUsage: no scenario at all, one too small to measure, or longer than the model's positions; those of the
+// engine's description, which is all that is read.
+Status check_profile(const Path& engine, const ProfileOptions& o);
+// Precondition: check_profile(), and KV pages for profile_kv_tokens().
+Profile run_profile(exec::Engine& engine, const Machine& machine, const ProfileOptions& o);
 
 // ---- sums over instructions, the longest first (layers: in order) ----
 enum class GroupBy { kOp, kName, kLayer };

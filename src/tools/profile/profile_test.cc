@@ -34,11 +34,7 @@ class ProfileTest : public ::testing::Test {
     o.kv_pages = profile_kv_tokens(options_) / artifact::kKvPageTokens;
     engine_ = model_.load(pool_, o);
   }
-  Profile profile() {
-    auto p = run_profile(*engine_, testing::machine(), options_);
-    MI_CHECK(p.ok(), "{}", p.error().message());
-    return std::move(p).value();
-  }
+  Profile profile() { return run_profile(*engine_, testing::machine(), options_); }
   exec::testing::TestModel model_;
   hw::ThreadPool pool_;
   ProfileOptions options_;
@@ -198,22 +194,29 @@ TEST_F(ProfileTest, SharesAboveTheLimitAreExplained) {
   Machine slow = testing::machine();
   slow.limits->read_gbs.all = slow.limits->int8_gops.all = slow.limits->f32_gflops.all =
       slow.limits->bf16_gflops.all = 1e-9;
-  const auto p = run_profile(*engine_, slow, options_);
-  ASSERT_TRUE(p.ok());
-  ASSERT_EQ(p->notes.size(), 1u);
-  EXPECT_THAT(profile_text(*p, 3), HasSubstr("shares above 100 %"));
-  EXPECT_THAT(profile_html(*p), HasSubstr("shares above 100 %"));
+  const Profile p = run_profile(*engine_, slow, options_);
+  ASSERT_EQ(p.notes.size(), 1u);
+  EXPECT_THAT(profile_text(p, 3), HasSubstr("shares above 100 %"));
+  EXPECT_THAT(profile_html(p), HasSubstr("shares above 100 %"));
   slow.limits->read_gbs.all = slow.limits->int8_gops.all = slow.limits->f32_gflops.all =
       slow.limits->bf16_gflops.all = 1e12;
-  EXPECT_TRUE(run_profile(*engine_, slow, options_)->notes.empty());
+  EXPECT_TRUE(run_profile(*engine_, slow, options_).notes.empty());
 }
 
 TEST_F(ProfileTest, RefusesWhatDoesNotFit) {
-  options_.prefill = {5000};
-  EXPECT_THAT(run_profile(*engine_, testing::machine(), options_).error().message(), HasSubstr("4096 positions"));
-  options_.prefill = {};
-  options_.batch = {64};
-  EXPECT_THAT(run_profile(*engine_, testing::machine(), options_).error().message(), HasSubstr("KV pages"));
+  EXPECT_TRUE(check_profile(model_.dir(), options_).ok());
+  for (const auto& [prefill, batch, word] : {std::tuple(std::vector<int64_t>{5000}, std::vector<int64_t>{1}, "4096 positions"),
+                                             {std::vector<int64_t>{0}, std::vector<int64_t>{}, "too small"},
+                                             {std::vector<int64_t>{}, std::vector<int64_t>{0}, "too small"},
+                                             {std::vector<int64_t>{}, std::vector<int64_t>{}, "nothing to measure"}}) {
+    options_.prefill = prefill;
+    options_.batch = batch;
+    const Status s = check_profile(model_.dir(), options_);
+    ASSERT_FALSE(s.ok()) << word;
+    EXPECT_EQ(s.error().code(), ErrorCode::kUsage);
+    EXPECT_THAT(s.error().message(), HasSubstr(word));
+  }
+  EXPECT_EQ(check_profile("none", {}).error().code(), ErrorCode::kBadInput);
 }
 
 TEST_F(ProfileTest, MemoryOfTheEngineIsAccountedFor) {

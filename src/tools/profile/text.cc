@@ -1,5 +1,6 @@
 #include <algorithm>
 
+#include "base/counted.h"
 #include "base/util.h"
 #include "tools/profile/report.h"
 
@@ -42,11 +43,10 @@ std::string scenario_text(const Profile& p, const Scenario& s, size_t top) {
     jobs += i.pool_jobs;
   }
   std::string out = fmt::format(
-      "\n{}: {} step{} of {}, {:.1f} tok/s; {:.4g} kernel calls and {:.4g} pool jobs per step; the fastest of {} "
-      "rounds ({} - {})\n",
-      s.name, s.steps, s.steps == 1 ? "" : "s", step_time(all / double(s.steps)), double(s.tokens) / all,
-      double(calls) / double(s.steps), double(jobs) / double(s.steps), s.round_seconds.size(), step_time(*low),
-      step_time(*high));
+      "\n{}: {} of {}, {:.1f} tok/s; {:.4g} kernel calls and {:.4g} pool jobs per step; the fastest of {} ({} - {})\n",
+      s.name, counted(s.steps, "step"), step_time(all / double(s.steps)), double(s.tokens) / all,
+      double(calls) / double(s.steps), double(jobs) / double(s.steps), counted(int64_t(s.round_seconds.size()), "round"),
+      step_time(*low), step_time(*high));
   out += header("by operation");
   for (const Group& g : group(p, s, GroupBy::kOp)) out += line(g, s);
   out += time_line("outside instructions", s.outside_seconds(), s);
