@@ -6,18 +6,18 @@
 #include <fstream>
 #include <numeric>
 
+#include "base/temp_dir.h"
 #include "exec/test_model.h"
 
 namespace mi::exec {
 namespace {
 
-using testing::TempDir;
 
 // Two groups of experts whose bytes tell who they are: the second has two matrices, of sizes and places that are no
 // multiples of a page, and the last one ends with the file.
 struct Weights {
   TempDir dir;
-  std::filesystem::path file = dir.path / "weights.bin";
+  std::filesystem::path file = dir / "weights.bin";
   std::vector<ExpertStream::Group> groups = {{5, 2, {{4096, 8192, 8192}}}, {3, 1, {{46000, 5000, 4900}, {62000, 64, 64}}}};
   std::vector<std::byte> bytes;
 
@@ -124,7 +124,7 @@ TEST(ExpertStream, RefusesACacheWithoutRoomAndAMissingFile) {
   ASSERT_FALSE(s.ok());
   EXPECT_EQ(s.error().code(), ErrorCode::kUsage);
   EXPECT_NE(s.error().message().find("one expert of each size: 28.67 kB are the least"), std::string::npos) << s.error().message();
-  EXPECT_FALSE(ExpertStream::open(w.dir.path / "none", w.groups, kAll).ok());
+  EXPECT_FALSE(ExpertStream::open(w.dir / "none", w.groups, kAll).ok());
 }
 
 TEST(ExpertStreamDeathTest, AFileThatWasCutEndsTheProgramWithASentence) {

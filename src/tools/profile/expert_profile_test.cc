@@ -4,13 +4,13 @@
 #include <gtest/gtest.h>
 
 #include "base/util.h"
+#include "base/temp_dir.h"
 #include "exec/test_model.h"
 
 namespace mi::tools {
 namespace {
 
 using exec::testing::ModelShape;
-using exec::testing::TempDir;
 using exec::testing::TestModel;
 using ::testing::HasSubstr;
 
@@ -86,7 +86,7 @@ TEST(ExpertProfile, RecordsWhatTheRouterChoseAndReadsItBack) {
   EXPECT_NEAR(sum, 2, 1e-5) << "two of six for each token";
 
   const TempDir dir;
-  const Path file = dir.path / "experts.json";
+  const Path file = dir / "experts.json";
   ASSERT_TRUE(write_expert_profile(p, file, false).ok());
   EXPECT_FALSE(write_expert_profile(p, file, false).ok()) << "it exists";
   const auto back = read_expert_profile(file, engine->manifest());
@@ -97,7 +97,7 @@ TEST(ExpertProfile, RecordsWhatTheRouterChoseAndReadsItBack) {
   const auto refused = [&](const std::string& from, const std::string& to, const std::string& says) {
     std::string text = read_file(file).value();
     text.replace(text.find(from), from.size(), to);
-    const Path bad = dir.path / "bad.json";
+    const Path bad = dir / "bad.json";
     std::filesystem::remove(bad);
     ASSERT_TRUE(write_file(bad, text).ok());
     const auto r = read_expert_profile(bad, engine->manifest());
