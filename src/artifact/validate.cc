@@ -11,16 +11,9 @@ namespace {
 
 using Wide = __int128;  // products of four bounded sizes fit
 
-constexpr int64_t kMaxDim = int64_t(1) << 31;  // rows or columns of a matrix, columns of a value
-constexpr int64_t kMaxExperts = 1 << 20;
 constexpr int64_t kMaxArena = int64_t(1) << 40;  // bytes per token
 constexpr int64_t kMaxLayers = 1 << 20;
 constexpr int64_t kMaxIntK = 131072;  // 128 * 127 * K stays inside int32
-
-template <typename... Args>
-Status refuse(fmt::format_string<Args...> f, Args&&... args) {
-  return Error(ErrorCode::kBadInput, fmt::format(f, std::forward<Args>(args)...));
-}
 
 bool in_range(int64_t v, int64_t lo, int64_t hi) { return v >= lo && v <= hi; }
 

@@ -12,11 +12,18 @@
 
 namespace mi::artifact {
 
+constexpr int64_t kMaxDim = int64_t(1) << 31;  // rows or columns of a matrix, columns of a value
+constexpr int64_t kMaxExperts = 1 << 20;
+
 // weights_bin_bytes: the size of the file beside the manifest. Errors are one sentence that names the entry, without
 // the file's path.
 Status validate(const Manifest& m, int64_t weights_bin_bytes);
 
-// Parts of it.
+// Parts of it, and what they share.
+template <typename... Args>
+Status refuse(fmt::format_string<Args...> f, Args&&... args) {
+  return bad_input(f, std::forward<Args>(args)...);
+}
 Status validate_weights(const Manifest& m, int64_t weights_bin_bytes);
 Status validate_buffers(const Manifest& m);
 Status validate_program(const Manifest& m);

@@ -10,14 +10,6 @@
 namespace mi::artifact {
 namespace {
 
-constexpr int64_t kMaxDim = int64_t(1) << 31;
-constexpr int64_t kMaxExperts = 1 << 20;
-
-template <typename... Args>
-Status refuse(fmt::format_string<Args...> f, Args&&... args) {
-  return Error(ErrorCode::kBadInput, fmt::format(f, std::forward<Args>(args)...));
-}
-
 // What is known of a buffer's contents once it was written.
 struct Written {
   bool done = false;

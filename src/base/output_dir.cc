@@ -54,7 +54,7 @@ Error os_error(const Path& p, const char* what, int err) {
   return fail(ErrorCode::kEnvironment, "{}: {}: {}", p.string(), what, std::strerror(err));
 }
 
-std::string temporary_prefix(const Path& final_path) { return "." + final_path.filename().string() + ".tmp-"; }
+std::string temporary_prefix(const Path& final_path) { return fmt::format(".{}.tmp-", final_path.filename().string()); }
 
 // What kill -9 left of earlier runs with this output name. A temporary is alive while its maker holds a lock on it. A
 // process number alone would not do: in containers every run may have the same one, and two containers that share a

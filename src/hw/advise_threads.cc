@@ -15,7 +15,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-std::optional<std::string> first_line(const fs::path& p) {
+std::optional<std::string> readable_line(const fs::path& p) {
   std::ifstream f(p);
   std::string line;
   if (!std::getline(f, line)) return std::nullopt;
@@ -24,7 +24,7 @@ std::optional<std::string> first_line(const fs::path& p) {
 
 // cpu.max: "QUOTA PERIOD" or "max PERIOD".
 std::optional<double> quota_v2(const fs::path& dir) {
-  const auto line = first_line(dir / "cpu.max");
+  const auto line = readable_line(dir / "cpu.max");
   if (!line) return std::nullopt;
   std::istringstream in(*line);
   double quota = 0, period = 0;
@@ -32,7 +32,7 @@ std::optional<double> quota_v2(const fs::path& dir) {
   return quota / period;
 }
 std::optional<double> quota_v1(const fs::path& dir) {
-  const auto q = first_line(dir / "cpu.cfs_quota_us"), p = first_line(dir / "cpu.cfs_period_us");
+  const auto q = readable_line(dir / "cpu.cfs_quota_us"), p = readable_line(dir / "cpu.cfs_period_us");
   if (!q || !p) return std::nullopt;
   const double quota = std::atof(q->c_str()), period = std::atof(p->c_str());
   if (quota <= 0 || period <= 0) return std::nullopt;

@@ -25,8 +25,8 @@ namespace {
 
 constexpr size_t kMaxText = size_t(16) << 20;
 constexpr size_t kMaxPerBlock = 65536;  // values, weights and nodes, each
-constexpr int64_t kMaxLayers = 100000;  // of all blocks together
-constexpr ValueType kStateType{Rows::kToken, 0, Elem::kState};
+constexpr int64_t kMaxLayersOfAllBlocks = 100000;  // of all blocks together
+constexpr ValueType kStateValue{Rows::kToken, 0, Elem::kState};
 
 std::string lower(std::string_view s) {
   std::string r(s);
@@ -265,12 +265,12 @@ class Parser {
       const std::string_view first = s.substr(0, dots), last = dots == s.npos ? first : s.substr(dots + 2);
       auto number = [](std::string_view n, int64_t* v) {
         const auto e = std::from_chars(n.data(), n.data() + n.size(), *v);
-        return e.ec == std::errc() && e.ptr == n.data() + n.size() && *v >= 0 && *v < kMaxLayers;
+        return e.ec == std::errc() && e.ptr == n.data() + n.size() && *v >= 0 && *v < kMaxLayersOfAllBlocks;
       };
       if (now().kind != Token::kWord || !number(first, &a) || !number(last, &b) || b < a)
         return expected("layers such as 3 or 0..2");
       layers_ += b - a + 1;
-      if (layers_ > kMaxLayers) return bad_at(now(), "more than {} layers", kMaxLayers);
+      if (layers_ > kMaxLayersOfAllBlocks) return bad_at(now(), "more than {} layers", kMaxLayersOfAllBlocks);
       for (int64_t l = a; l <= b; ++l) out->push_back(int32_t(l));
       ++at_;
       if (!now().is(',')) return {};
@@ -283,7 +283,7 @@ class Parser {
     MI_TRY(const std::string elem, any_word("a type such as f32[T, 64]"));
     const auto e = elem_from_name(elem);
     if (!e) return bad_at(start, "unknown element type '{}'; known are f32, q8, i32, route, state", elem);
-    if (*e == Elem::kState && !now().is('[')) return kStateType;
+    if (*e == Elem::kState && !now().is('[')) return kStateValue;
     ValueType t;
     t.elem = *e;
     MI_TRY_VOID(punct('['));

@@ -5,11 +5,10 @@
 #include <unordered_set>
 
 #include "model/formats/gguf_blocks.h"
+#include "model/gguf_values.h"
 
 namespace mi::model {
 namespace {
-
-enum ValueType : uint32_t { kU8, kI8, kU16, kI16, kU32, kI32, kF32, kBool, kString, kArray, kU64, kI64, kF64 };
 
 // Bytes of a fixed-size value; 0 for strings, arrays and unknown types.
 size_t value_bytes(uint32_t type) {
@@ -19,6 +18,8 @@ size_t value_bytes(uint32_t type) {
 
 // Arrays of tokens are the longest there are; a longer one is no model's.
 constexpr uint64_t kMaxArray = uint64_t(1) << 24;
+
+using namespace gguf_values;
 
 class Reader {
  public:

@@ -35,7 +35,7 @@ constexpr Name kLayer[] = {
     {"moe.shared_gate", "ffn_gate_inp_shexp"},
 };
 
-struct Known {
+struct KnownArch {
   const char* regex;  // of a Split, everything else plain
   bool ignore_merges;
   const char* name;
@@ -45,7 +45,7 @@ struct Known {
 #define MI_GPT4(digits)                                    \
   MI_CONTRACTIONS "|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|" digits \
                   "| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+"
-constexpr Known kKnown[] = {
+constexpr KnownArch kKnownArchs[] = {
     {MI_GPT4("\\p{N}"), false, "qwen2"},
     {MI_GPT4("\\p{N}{1,3}"), false, "dbrx"},
     {MI_GPT4("\\p{N}{1,3}"), true, "llama-bpe"},
@@ -137,7 +137,7 @@ std::string pre_tokenizer_name(const Json& pre_tokenizer, bool ignore_merges) {
       !p.contains("pattern"))
     return "";
   const std::string regex = text_of(p["pattern"], "Regex");
-  for (const Known& k : kKnown)
+  for (const KnownArch& k : kKnownArchs)
     if (regex == k.regex && ignore_merges == k.ignore_merges) return k.name;
   return "";
 }
@@ -150,7 +150,7 @@ std::optional<PreTokenizer> pre_tokenizer_of(std::string_view name) {
     first = {{"type", "Digits"}, {"individual_digits", true}};
     gpt2 = true;
   }
-  for (const Known& k : kKnown)
+  for (const KnownArch& k : kKnownArchs)
     if (name == k.name) {
       first = {{"type", "Split"}, {"pattern", {{"Regex", k.regex}}}, {"behavior", "Isolated"}, {"invert", false}};
       ignore_merges = k.ignore_merges;

@@ -14,7 +14,7 @@ struct Key {
   const char* name;
   const char* key;
 };
-constexpr Key kKeys[] = {
+constexpr Key kGgufKeys[] = {
     {"hidden", "embedding_length"},
     {"max_positions", "context_length"},
     {"heads", "attention.head_count"},
@@ -136,7 +136,7 @@ class Importer {
       const auto spec = r.keys.find(name);
       if (!v.is_null() && spec != r.keys.end() && !spec->second.keys.empty()) c[spec->second.keys.front()] = v;
     };
-    for (const Key& k : kKeys) {
+    for (const Key& k : kGgufKeys) {
       MI_TRY(Json v, uniform(k.key));
       put(k.name, v);
     }

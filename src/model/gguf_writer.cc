@@ -6,11 +6,13 @@
 #include <limits>
 #include <unordered_set>
 
+#include "model/gguf_values.h"
+
 namespace mi::model {
 namespace {
 
+using namespace gguf_values;
 constexpr uint64_t kAlignment = 32;
-enum ValueType : uint32_t { kU32 = 4, kI32 = 5, kF32 = 6, kBool = 7, kString = 8, kArray = 9 };
 
 template <typename T>
 void add(std::string* s, T v) {

@@ -11,7 +11,7 @@ namespace {
 constexpr const char* kCommon = "common";
 const std::vector<std::string> kSections = {"norm",       "attention", "rope", "window", "index",
                                             "activation", "mlp",       "moe",  "scalars"};
-const std::vector<std::string> kKeys = {"family",  "model_types", "misspelled",   "text_config", "config",
+const std::vector<std::string> kRecipeKeys = {"family",  "model_types", "misspelled",   "text_config", "config",
                                         "require", "norm",        "attention",    "rope",        "window",
                                         "index",   "activation",  "mlp",          "moe",         "scalars",
                                         "tensors", "skip",        "extra_layers", "ignored_keys"};
@@ -181,7 +181,7 @@ const Json& Recipe::section(const std::string& name) const {
 
 Result<Recipe> parse_recipe(std::string_view yaml, const std::string& what) {
   MI_TRY(const Json own, parse_yaml(yaml, what));
-  MI_TRY_VOID(refuse_unknown_keys(own, kKeys, what));
+  MI_TRY_VOID(refuse_unknown_keys(own, kRecipeKeys, what));
   const Json& common = common_json();
   Recipe r;
   r.file = what;

@@ -16,7 +16,7 @@ struct Setting {
 };
 using Settings = std::map<std::string, Setting>;  // rope_type, rope_theta, factor, ...
 
-const std::vector<std::string> kKnown = {"rope_type",
+const std::vector<std::string> kKnownKeys = {"rope_type",
                                          "rope_theta",
                                          "factor",
                                          "original_max_position_embeddings",
@@ -45,9 +45,9 @@ Status put_all(Settings* s, const Json& object, const std::string& source, const
   return {};
 }
 
-class Reader {
+class SettingsReader {
  public:
-  Reader(const Settings& s, const Config& c) : s_(s), c_(c) {}
+  SettingsReader(const Settings& s, const Config& c) : s_(s), c_(c) {}
   bool has(const char* key) const { return s_.count(key) != 0; }
   Result<double> number(const char* key, std::optional<double> fallback) const {
     const auto it = s_.find(key);
@@ -81,7 +81,7 @@ double mscale(double factor, double m) { return factor <= 1 ? 1.0 : 0.1 * m * st
 
 // d(n) = r ln(original / (2 pi n)) / (2 ln theta); below d(beta_fast) frequencies stay, above d(beta_slow) they are
 // divided.
-Status yarn(const Reader& in, double theta, int64_t max_positions, const Config& c, RopeSpec* s, bool truncate) {
+Status yarn(const SettingsReader& in, double theta, int64_t max_positions, const Config& c, RopeSpec* s, bool truncate) {
   MI_TRY(const double original, in.positive("original_max_position_embeddings", double(max_positions)));
   MI_TRY(const double factor, in.positive("factor", double(max_positions) / original));
   MI_TRY(const double fast, in.positive("beta_fast", 32));
@@ -115,7 +115,7 @@ Status yarn(const Reader& in, double theta, int64_t max_positions, const Config&
 }
 
 // Long wavelengths are divided by factor, short ones stay, between them it is blended.
-Status llama3(const Reader& in, RopeSpec* s) {
+Status llama3(const SettingsReader& in, RopeSpec* s) {
   MI_TRY(const double factor, in.positive("factor", {}));
   MI_TRY(const double low, in.positive("low_freq_factor", {}));
   MI_TRY(const double high, in.positive("high_freq_factor", {}));
@@ -133,7 +133,7 @@ Status llama3(const Reader& in, RopeSpec* s) {
   return {};
 }
 
-Result<int64_t> rotary_dim(const RopeRequest& q, const Reader& in, Config& c, const Settings& s) {
+Result<int64_t> rotary_dim(const RopeRequest& q, const SettingsReader& in, Config& c, const Settings& s) {
   const bool given = in.has("partial_rotary_factor");
   MI_TRY(const double partial, in.positive("partial_rotary_factor", q.partial));
   int64_t dim = int64_t(std::min(double(q.head_dim) * partial, double(q.head_dim) + 1));  // more is refused below
@@ -156,7 +156,7 @@ Result<int64_t> rotary_dim(const RopeRequest& q, const Reader& in, Config& c, co
 }
 
 Result<RopeSpec> one_rope(const RopeRequest& q, const Settings& settings, Config& c, const std::string& layer_type) {
-  const Reader in(settings, c);
+  const SettingsReader in(settings, c);
   RopeSpec s;
   s.layer_type = layer_type;
   s.interleaved = q.style == "interleaved";
@@ -196,7 +196,7 @@ Result<RopeSpec> one_rope(const RopeRequest& q, const Settings& settings, Config
   c.note("rope_type" + of, type, type_source);
   c.note("rotary_dim" + of, std::to_string(s.rotary_dim), fmt::format("of head_dim {}", q.head_dim));
   for (const auto& [key, v] : settings)
-    if (std::find(kKnown.begin(), kKnown.end(), key) == kKnown.end())
+    if (std::find(kKnownKeys.begin(), kKnownKeys.end(), key) == kKnownKeys.end())
       c.note("rope: " + key, dump_json(v.value), v.source + " (has no effect)");
   return s;
 }

@@ -15,7 +15,7 @@ namespace {
 using testing::random_ids;
 using testing::write_tiny;
 
-constexpr int64_t kHidden = 24, kVocab = 50, kLayers = 3;
+constexpr int64_t kTinyHidden = 24, kVocab = 50, kLayers = 3;
 
 struct Whole {
   std::map<int32_t, std::vector<float>> residual;  // -1: embedding
@@ -79,9 +79,9 @@ TEST_P(PieceEngineTest, LayersAloneGiveTheBitsOfTheWhole) {
   const int64_t tokens = token_count(s);
   EXPECT_EQ(tokens, std::accumulate(lengths.begin(), lengths.end(), int64_t(0)));
   EXPECT_EQ(longest_of(s), 2500);
-  std::vector<float> rows(size_t(tokens * kHidden)), out(rows.size());
+  std::vector<float> rows(size_t(tokens * kTinyHidden)), out(rows.size());
   auto ends = PieceEngine::build(ir::piece_of(mir, -1), dir / "piece", level, 2500, pool).value();
-  EXPECT_EQ(ends.hidden(), kHidden);
+  EXPECT_EQ(ends.hidden(), kTinyHidden);
   EXPECT_EQ(ends.vocab(), kVocab);
   ends.run_embedding(s, rows);
   expect_same_bits(rows, whole.residual.at(-1), "embedding");
@@ -93,7 +93,7 @@ TEST_P(PieceEngineTest, LayersAloneGiveTheBitsOfTheWhole) {
     watch.see = [&](const exec::TapEvent& e, int64_t first) {
       EXPECT_EQ(first, next);
       next += e.rows;
-      seen += std::memcmp(e.values, whole.residual.at(layer).data() + first * kHidden, size_t(e.rows * kHidden) * 4) == 0 ? e.rows : 0;
+      seen += std::memcmp(e.values, whole.residual.at(layer).data() + first * kTinyHidden, size_t(e.rows * kTinyHidden) * 4) == 0 ? e.rows : 0;
     };
     piece.run_layer(s, rows, out, &watch);
     EXPECT_EQ(seen, tokens) << "layer " << layer;

@@ -18,9 +18,9 @@
 namespace mi::quant {
 namespace {
 
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 
-std::string refusal(const std::string& yaml) {
+std::string config_refusal(const std::string& yaml) {
   const auto r = parse_quant_config(yaml, "q.yaml");
   return r.ok() ? "accepted" : r.error().message();
 }
@@ -44,7 +44,7 @@ quant:
   EXPECT_EQ(c.calibration_samples, 64);
   EXPECT_FALSE(c.smooth);
   EXPECT_EQ(c.smooth_alpha, 0.7);
-  EXPECT_THAT(c.sensitive_layers, testing::ElementsAre("a", "re:b.*"));
+  EXPECT_THAT(c.sensitive_layers, ::testing::ElementsAre("a", "re:b.*"));
   EXPECT_TRUE(parse_quant_config("quant: {}", "q").value().smooth);
 }
 
@@ -57,27 +57,27 @@ TEST(QuantConfigTest, FourBits) {
 }
 
 TEST(QuantConfigTest, RefusesByName) {
-  EXPECT_THAT(refusal("quant: {smooth_quant: {alhpa: 1}}"), HasSubstr("did you mean 'alpha'"));
-  EXPECT_THAT(refusal("quant: {wieght_bits: 8}"), HasSubstr("did you mean 'weight_bits'"));
-  EXPECT_THAT(refusal("quant: {weight_bits: 5}"), HasSubstr("weight_bits must be 8 or 4"));
-  EXPECT_THAT(refusal("quant: {weight_bits: 4, weight_scheme: per_channel}"),
+  EXPECT_THAT(config_refusal("quant: {smooth_quant: {alhpa: 1}}"), HasSubstr("did you mean 'alpha'"));
+  EXPECT_THAT(config_refusal("quant: {wieght_bits: 8}"), HasSubstr("did you mean 'weight_bits'"));
+  EXPECT_THAT(config_refusal("quant: {weight_bits: 5}"), HasSubstr("weight_bits must be 8 or 4"));
+  EXPECT_THAT(config_refusal("quant: {weight_bits: 4, weight_scheme: per_channel}"),
               HasSubstr("per_group with weight_bits 4"));
-  EXPECT_THAT(refusal("quant: {weight_scheme: per_group}"), HasSubstr("per_channel or per_tensor with weight_bits 8"));
-  EXPECT_THAT(refusal("quant: {weight_bits: 4, group_size: 48}"), HasSubstr("group_size must be 32, 64 or 128"));
-  EXPECT_THAT(refusal("quant: {group_size: 64}"), HasSubstr("group_size goes with weight_bits 4"));
-  EXPECT_THAT(refusal("quant: {weight_bits: eight}"), HasSubstr("expected an integer"));
-  EXPECT_THAT(refusal("quant: {smooth_quant: {alpha: 1.5}}"), HasSubstr("between 0 and 1"));
-  EXPECT_THAT(refusal("quant: {weight_scheme: per_row}"), HasSubstr("per_channel or per_tensor"));
-  EXPECT_THAT(refusal("quant: {sensitive_layers: x}"), HasSubstr("list"));
-  EXPECT_THAT(refusal("quant: {layers: {lm_head: int8, lm_head: float}}"), HasSubstr("'lm_head' occurs twice"));
-  EXPECT_THAT(refusal("quant: {layers: [lm_head]}"), HasSubstr("layers: expected a mapping"));
-  EXPECT_THAT(refusal("quant: {layers: {lm_head: int9}}"),
+  EXPECT_THAT(config_refusal("quant: {weight_scheme: per_group}"), HasSubstr("per_channel or per_tensor with weight_bits 8"));
+  EXPECT_THAT(config_refusal("quant: {weight_bits: 4, group_size: 48}"), HasSubstr("group_size must be 32, 64 or 128"));
+  EXPECT_THAT(config_refusal("quant: {group_size: 64}"), HasSubstr("group_size goes with weight_bits 4"));
+  EXPECT_THAT(config_refusal("quant: {weight_bits: eight}"), HasSubstr("expected an integer"));
+  EXPECT_THAT(config_refusal("quant: {smooth_quant: {alpha: 1.5}}"), HasSubstr("between 0 and 1"));
+  EXPECT_THAT(config_refusal("quant: {weight_scheme: per_row}"), HasSubstr("per_channel or per_tensor"));
+  EXPECT_THAT(config_refusal("quant: {sensitive_layers: x}"), HasSubstr("list"));
+  EXPECT_THAT(config_refusal("quant: {layers: {lm_head: int8, lm_head: float}}"), HasSubstr("'lm_head' occurs twice"));
+  EXPECT_THAT(config_refusal("quant: {layers: [lm_head]}"), HasSubstr("layers: expected a mapping"));
+  EXPECT_THAT(config_refusal("quant: {layers: {lm_head: int9}}"),
               HasSubstr("'lm_head' must be float, int8, int4, int4_g32, int4_g64 or int4_g128, not 'int9'"));
-  EXPECT_THAT(refusal("quant: {weight_bits: 8, weight_bits: 4}"), HasSubstr("'weight_bits' occurs twice"));
-  EXPECT_THAT(refusal("quant: {smooth_quant: {alpha: 0, alpha: 1}}"), HasSubstr("'alpha' occurs twice"));
-  EXPECT_THAT(refusal("a: ["), HasSubstr("not valid YAML"));
-  EXPECT_THAT(refusal("other: {}"), HasSubstr("other"));
-  EXPECT_THAT(refusal(""), HasSubstr("quant"));
+  EXPECT_THAT(config_refusal("quant: {weight_bits: 8, weight_bits: 4}"), HasSubstr("'weight_bits' occurs twice"));
+  EXPECT_THAT(config_refusal("quant: {smooth_quant: {alpha: 0, alpha: 1}}"), HasSubstr("'alpha' occurs twice"));
+  EXPECT_THAT(config_refusal("a: ["), HasSubstr("not valid YAML"));
+  EXPECT_THAT(config_refusal("other: {}"), HasSubstr("other"));
+  EXPECT_THAT(config_refusal(""), HasSubstr("quant"));
 }
 
 const std::vector<std::string> kModules = {"layers.0.attn.q", "layers.1.attn.q", "layers.1.moe.experts.gate",
@@ -85,8 +85,8 @@ const std::vector<std::string> kModules = {"layers.0.attn.q", "layers.1.attn.q",
 
 TEST(MatchingTest, NamesPrefixesAndPatterns) {
   EXPECT_THAT(*matching("k", "layers.1", kModules),
-              testing::ElementsAre("layers.1.attn.q", "layers.1.moe.experts.gate"));
-  EXPECT_THAT(*matching("k", "re:layers\\.10\\.moe", kModules), testing::ElementsAre("layers.10.moe.experts.gate"));
+              ::testing::ElementsAre("layers.1.attn.q", "layers.1.moe.experts.gate"));
+  EXPECT_THAT(*matching("k", "re:layers\\.10\\.moe", kModules), ::testing::ElementsAre("layers.10.moe.experts.gate"));
 }
 
 TEST(MatchingTest, NoMatchIsAnError) {
@@ -273,7 +273,7 @@ TEST(CalibrationTest, IdsWithoutTokenizer) {
   CalibrationRequest r{file, 10, 3, 100};
   ASSERT_TRUE(write_file(file, "{\"ids\": [1, 2, 3, 4]}\n\n{\"ids\": [5]}\n").ok());
   const auto set = load_calibration(r, nullptr, nullptr).value();
-  EXPECT_THAT(set.sequences, testing::ElementsAre(testing::ElementsAre(1, 2, 3), testing::ElementsAre(5)));
+  EXPECT_THAT(set.sequences, ::testing::ElementsAre(::testing::ElementsAre(1, 2, 3), ::testing::ElementsAre(5)));
   ASSERT_TRUE(write_file(file, "{\"ids\": [100]}\n").ok());
   EXPECT_THAT(load_calibration(r, nullptr, nullptr).error().message(), HasSubstr("vocabulary"));
   ASSERT_TRUE(write_file(file, "{\"text\": \"x\"}\n").ok());

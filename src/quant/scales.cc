@@ -21,7 +21,7 @@ namespace {
 
 std::string scale_name(const std::string& value) { return "act." + value + ".scale"; }
 
-std::string module_of(std::string weight) {
+std::string without_weight(std::string weight) {
   constexpr std::string_view kSuffix = ".weight";
   if (weight.ends_with(kSuffix)) weight.resize(weight.size() - kSuffix.size());
   return weight;
@@ -38,7 +38,7 @@ Result<StoredScales> StoredScales::choose(const QuantConfig& c, const ir::Graph&
     for (const MatrixUse& u : matrix_uses(b))
       for (int32_t layer : b.layers) {
         const ir::WeightDecl& d = b.weights[size_t(u.weight)];
-        modules.push_back(module_of(ir::full_name(d.name, layer)));
+        modules.push_back(without_weight(ir::full_name(d.name, layer)));
         if (ir::is_quantized(d)) value_of[modules.back()] = {layer, u.value};
       }
   std::map<std::string, ActivationScheme> scheme;

@@ -188,7 +188,7 @@ TEST(PickTest, EachLimitHolds) {
   EXPECT_EQ(picked_kl({0.05, 2500, 8}), 0.01);
 }
 
-std::string refusal(const SearchLimits& l) {
+std::string refusal_of_limits(const SearchLimits& l) {
   const auto p = pick(three_choices(), l);
   EXPECT_FALSE(p.ok());
   if (p.ok()) return "accepted";
@@ -200,14 +200,14 @@ TEST(PickTest, RefusalsNameTheWayOut) {
   constexpr double kNone = std::numeric_limits<double>::infinity();
   constexpr int64_t kAny = std::numeric_limits<int64_t>::max();
   // Too small: the size that is possible, under the name of the limit to raise.
-  EXPECT_THAT(refusal({kNone, 999, kNone}), HasSubstr("--memory"));
-  EXPECT_THAT(refusal({kNone, 999, kNone}), HasSubstr("1.00 kB"));
-  EXPECT_THAT(refusal({kNone, 999, kNone}), Not(HasSubstr("--max-kl")));  // that was not asked for
-  EXPECT_THAT(refusal({kNone, kAny, 4}), HasSubstr("--max-bits 4"));
-  EXPECT_THAT(refusal({kNone, kAny, 4}), HasSubstr("4.5"));
+  EXPECT_THAT(refusal_of_limits({kNone, 999, kNone}), HasSubstr("--memory"));
+  EXPECT_THAT(refusal_of_limits({kNone, 999, kNone}), HasSubstr("1.00 kB"));
+  EXPECT_THAT(refusal_of_limits({kNone, 999, kNone}), Not(HasSubstr("--max-kl")));  // that was not asked for
+  EXPECT_THAT(refusal_of_limits({kNone, kAny, 4}), HasSubstr("--max-bits 4"));
+  EXPECT_THAT(refusal_of_limits({kNone, kAny, 4}), HasSubstr("4.5"));
   // Small enough is possible, true enough is possible, both are not.
-  EXPECT_THAT(refusal({0.05, 1500, kNone}), HasSubstr("--max-kl 0.05"));
-  EXPECT_THAT(refusal({0.05, 1500, kNone}), HasSubstr("0.10000"));
+  EXPECT_THAT(refusal_of_limits({0.05, 1500, kNone}), HasSubstr("--max-kl 0.05"));
+  EXPECT_THAT(refusal_of_limits({0.05, 1500, kNone}), HasSubstr("0.10000"));
 }
 
 TEST(PickTest, NoUnitsNoChoice) {

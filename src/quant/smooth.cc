@@ -9,7 +9,7 @@
 namespace mi::quant {
 namespace {
 
-constexpr int64_t kRowsPerTask = 64;
+constexpr int64_t kRowsPerSmoothTask = 64;
 constexpr int64_t kSearchRows = 128;     // captured rows on which alphas are compared
 constexpr int64_t kSearchMatrices = 16;  // of a site's readers, experts counted one by one, spread evenly
 
@@ -315,12 +315,12 @@ LayerSmoothing plan_smoothing(const ir::MirDir& mir, const ir::Block& block, con
 std::vector<float> column_max(const TensorView& w, int64_t expert, hw::ThreadPool& pool) {
   const int64_t k = w.shape.back(), n = w.shape[w.shape.size() - 2], all = shape_count(w.shape).value_or(0) / k;
   const int64_t first = expert < 0 ? 0 : expert * n, rows = expert < 0 ? all : n;
-  const int64_t tasks = (rows + kRowsPerTask - 1) / kRowsPerTask;
+  const int64_t tasks = (rows + kRowsPerSmoothTask - 1) / kRowsPerSmoothTask;
   std::vector<std::vector<float>> parts(size_t(pool.threads()), std::vector<float>(size_t(k)));
   pool.run(tasks, [&](int64_t task, int worker) {
     std::vector<float> row(static_cast<size_t>(k));
     std::vector<float>& m = parts[size_t(worker)];
-    for (int64_t r = task * kRowsPerTask; r < std::min(rows, (task + 1) * kRowsPerTask); ++r) {
+    for (int64_t r = task * kRowsPerSmoothTask; r < std::min(rows, (task + 1) * kRowsPerSmoothTask); ++r) {
       convert_to_f32(w.data + size_t((first + r) * k) * dtype_bytes(w.dtype), w.dtype, row.data(), size_t(k));
       for (int64_t i = 0; i < k; ++i) m[size_t(i)] = std::max(m[size_t(i)], std::fabs(row[size_t(i)]));
     }

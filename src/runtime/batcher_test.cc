@@ -18,21 +18,21 @@ std::shared_ptr<const text::Tokenizer> tokenizer() {
   return t;
 }
 
-struct Bench : testing::Bench {
-  explicit Bench(const FakeStepper::Config& c = {}, LoopOptions o = {},
+struct BatcherBench : testing::Bench {
+  explicit BatcherBench(const FakeStepper::Config& c = {}, LoopOptions o = {},
                  std::shared_ptr<const text::Tokenizer> t = tokenizer())
       : testing::Bench(c, std::move(o), std::move(t)) {}
 };
 
 std::vector<int32_t> alone(Request r) {
-  Bench b({.pages = 200});
+  BatcherBench b({.pages = 200});
   Recorder& rec = b.add(std::move(r));
   b.run();
   return rec.tokens();
 }
 
 TEST(Batcher, OneRequestToItsLimit) {
-  Bench b;
+  BatcherBench b;
   Recorder& r = b.add(request(1, 10, 7));
   b.run();
   FinishEvent f = r.finish();
@@ -49,7 +49,7 @@ TEST(Batcher, OneRequestToItsLimit) {
 }
 
 TEST(Batcher, StepsThatOnlyContinueAnswersAreTimedWithWhatLiesBeforeThem) {
-  Bench b;
+  BatcherBench b;
   b.add(request(1, 10, 7));
   b.run();
   const auto expect = [&](uint64_t steps) {
@@ -73,7 +73,7 @@ TEST(Batcher, StepsThatOnlyContinueAnswersAreTimedWithWhatLiesBeforeThem) {
 }
 
 TEST(Batcher, HowQuicklyTheQueueMoves) {
-  Bench b({}, {.max_batch_size = 1});
+  BatcherBench b({}, {.max_batch_size = 1});
   for (uint64_t i = 0; i < 4; ++i) b.add(request(i, 10, 5));
   EXPECT_EQ(b.batcher.queue(), (std::map<int64_t, int64_t>{{0, 4}}));
   b.step();
@@ -100,7 +100,7 @@ TEST(Batcher, EmbeddingsArePooledOverTheWholePrompt) {
   std::vector<double> mean(5, 0.0);
   std::vector<float> last;
   for (int64_t n = 1; n <= 20; ++n) {
-    Bench b({.hidden = 5});
+    BatcherBench b({.hidden = 5});
     Request r = embedding(3, 20, Pooling::kLast);
     r.prompt.resize(size_t(n));
     Recorder& rec = b.add(std::move(r));
@@ -110,7 +110,7 @@ TEST(Batcher, EmbeddingsArePooledOverTheWholePrompt) {
     for (size_t k = 0; k < 5; ++k) mean[k] += double(last[k]) / 20;
   }
   for (int64_t chunk : {1, 7, 64}) {
-    Bench b({.hidden = 5}, {.max_batch_size = 4, .prefill_tokens = chunk, .prefill_tokens_beside_decodes = chunk});
+    BatcherBench b({.hidden = 5}, {.max_batch_size = 4, .prefill_tokens = chunk, .prefill_tokens_beside_decodes = chunk});
     b.add(request(1, 30, 20));
     Recorder& m = b.add(embedding(3, 20, Pooling::kMean));
     Recorder& l = b.add(embedding(3, 20, Pooling::kLast));
@@ -123,14 +123,14 @@ TEST(Batcher, EmbeddingsArePooledOverTheWholePrompt) {
 }
 
 TEST(Batcher, EmbeddingsAreRefusedWhereThereAreNone) {
-  Bench b;
+  BatcherBench b;
   const Admission a = check_request(embedding(1, 4, Pooling::kMean), b.batcher.limits());
   EXPECT_EQ(a.refusal, Refusal::kInvalid);
   EXPECT_NE(a.message.find("no hidden states"), std::string::npos);
 }
 
 TEST(Batcher, OverdueRequestsEndWithWhatTheyHave) {
-  Bench b({.pages = 4}, {.max_batch_size = 1});
+  BatcherBench b({.pages = 4}, {.max_batch_size = 1});
   Request slow = request(1, 4, 100), waits = request(2, 4, 5);
   slow.timeout_seconds = 0.2;  // the clock moves a millisecond each time it is read
   waits.timeout_seconds = 0.05;
@@ -149,7 +149,7 @@ TEST(Batcher, GreedyIsTheSameForAnyBatchAndChunkSize) {
   std::vector<std::vector<int32_t>> want;
   for (uint64_t i = 0; i < 30; ++i) want.push_back(alone(request(i, 1 + int64_t(i * 37 % 190), 40)));
   for (int64_t chunk : {1, 7, 64, 512}) {
-    Bench b({.pages = 200}, {.max_batch_size = 12, .prefill_tokens = chunk, .prefill_tokens_beside_decodes = chunk});
+    BatcherBench b({.pages = 200}, {.max_batch_size = 12, .prefill_tokens = chunk, .prefill_tokens_beside_decodes = chunk});
     for (uint64_t i = 0; i < 30; ++i) {
       b.add(request(i, 1 + int64_t(i * 37 % 190), 40));
       for (uint64_t k = 0; k < random_u64(chunk, i) % 4; ++k) b.step();  // arrives among running ones
@@ -160,7 +160,7 @@ TEST(Batcher, GreedyIsTheSameForAnyBatchAndChunkSize) {
 }
 
 TEST(Batcher, ATinyPoolPreemptsAndGivesTheSameTokens) {
-  Bench b({.pages = 5}, {.max_batch_size = 8});
+  BatcherBench b({.pages = 5}, {.max_batch_size = 8});
   std::vector<Request> all;
   for (uint64_t i = 0; i < 12; ++i) {
     Request r = request(i, 40 + int64_t(i * 7), 100);
@@ -177,7 +177,7 @@ TEST(Batcher, ATinyPoolPreemptsAndGivesTheSameTokens) {
 }
 
 TEST(Batcher, WhatCanNeverFitIsRefusedWithTheNumbers) {
-  Bench b({.pages = 8}, {.max_seq_len = 2048});  // 512 tokens of cache
+  BatcherBench b({.pages = 8}, {.max_seq_len = 2048});  // 512 tokens of cache
   Admission a = check_request(request(1, 900, 10), b.batcher.limits());
   EXPECT_EQ(a.refusal, Refusal::kTooLong);
   EXPECT_NE(a.message.find("900"), std::string::npos) << a.message;
@@ -192,7 +192,7 @@ TEST(Batcher, WhatCanNeverFitIsRefusedWithTheNumbers) {
 }
 
 TEST(Batcher, RequestsThatFillThePoolExactlyAndTwoThatWantOverHalf) {
-  Bench b({.pages = 8}, {.max_seq_len = 2048});
+  BatcherBench b({.pages = 8}, {.max_seq_len = 2048});
   b.add(request(1, 512, 1));
   b.add(request(2, 300, 213));
   b.add(request(3, 300, 213));
@@ -208,7 +208,7 @@ TEST(Batcher, RequestsThatFillThePoolExactlyAndTwoThatWantOverHalf) {
 TEST(Batcher, EndTokensEndAndAreCounted) {
   LoopOptions o;
   o.eos_ids = {0};
-  Bench b({}, o);
+  BatcherBench b({}, o);
   Request r = request(1, 5, 20);
   r.sampling.logit_bias = {{0, 100}};
   Recorder& plain = b.add(Request{.prompt = r.prompt, .sampling = r.sampling, .max_tokens = 20});
@@ -245,7 +245,7 @@ TEST(Batcher, StopStringsCutTheTextAndCountTheTokens) {
   }
   const std::string stop = whole.substr(7, 5);
   const size_t at = whole.find(stop);
-  Bench b;
+  BatcherBench b;
   Request r = request(3, 9, 30);
   r.stop = {"never that", stop};
   Recorder& cut = b.add(std::move(r));
@@ -265,7 +265,7 @@ TEST(Batcher, StopStringsCutTheTextAndCountTheTokens) {
 
 TEST(Batcher, PromptScoresEqualGenerationScores) {
   for (int64_t chunk : {1, 5, 512}) {
-    Bench b({}, {.prefill_tokens = chunk, .prefill_tokens_beside_decodes = chunk});
+    BatcherBench b({}, {.prefill_tokens = chunk, .prefill_tokens_beside_decodes = chunk});
     Request r = request(4, 20, 10);
     r.sampling.logprobs = 3;
     std::vector<int32_t> prompt = r.prompt;
@@ -297,7 +297,7 @@ TEST(Batcher, PromptScoresEqualGenerationScores) {
 
 TEST(Batcher, PromptScoresSurviveAPreemption) {
   auto play = [](int64_t pages) {
-    Bench b({.pages = pages}, {.prefill_tokens = 16, .prefill_tokens_beside_decodes = 16});
+    BatcherBench b({.pages = pages}, {.prefill_tokens = 16, .prefill_tokens_beside_decodes = 16});
     b.add(request(1, 120, 120));
     Request r = request(2, 100, 60);
     r.prompt_logprobs = true;
@@ -317,7 +317,7 @@ TEST(Batcher, PromptScoresSurviveAPreemption) {
 }
 
 TEST(Batcher, CancelFreesPagesAtOnceWaitingAndRunning) {
-  Bench b({.pages = 4}, {.max_batch_size = 2});
+  BatcherBench b({.pages = 4}, {.max_batch_size = 2});
   for (uint64_t i = 0; i < 4; ++i) b.add(request(i, 60, 100));
   b.step();
   b.step();
@@ -331,7 +331,7 @@ TEST(Batcher, CancelFreesPagesAtOnceWaitingAndRunning) {
 }
 
 TEST(Batcher, BrokenLogitsEndTheRequestWithAnError) {
-  Bench b({.break_logits = true});
+  BatcherBench b({.break_logits = true});
   Recorder& r = b.add(request(1, 5, 5));
   b.run();
   EXPECT_EQ(r.finish().reason, FinishReason::kError);
@@ -368,7 +368,7 @@ class WordConstraint : public text::Constraint {
 };
 
 TEST(Batcher, AConstraintDecidesTheTokensAndTheEnd) {
-  Bench b;
+  BatcherBench b;
   Request r = request(1, 5, 50);
   r.constraint = std::make_unique<WordConstraint>(std::vector<int32_t>{3, 1, 20, 40});
   Recorder& word = b.add(std::move(r));
@@ -399,7 +399,7 @@ class DeadEnd : public WordConstraint {
 };
 
 TEST(Batcher, AConstraintThatFailsIsNoEndOfTheText) {
-  Bench b;
+  BatcherBench b;
   Request r = request(1, 5, 50);
   r.constraint = std::make_unique<WordConstraint>(std::vector<int32_t>{3, 1}, false, true);
   Recorder& failed = b.add(std::move(r));
@@ -417,7 +417,7 @@ TEST(Batcher, AConstraintThatFailsIsNoEndOfTheText) {
 
 // "bc" was complete but waited for "abcd", which starts earlier; the limit came first.
 TEST(Batcher, AStopStringThatIsDecidedByTheLimitIsAStop) {
-  Bench b;
+  BatcherBench b;
   Request r = request(1, 5, 3);
   r.constraint = std::make_unique<WordConstraint>(std::vector<int32_t>{1, 2, 3, 4});
   r.stop = {"bc", "abcd"};
@@ -451,7 +451,7 @@ TEST(Batcher, MixedSettingsEqualAloneInEveryOrder) {
   std::vector<size_t> order = {0, 1, 2, 3, 4, 5, 6, 7};
   for (uint64_t shuffle = 0; shuffle < 10; ++shuffle) {
     for (size_t i = 7; i > 0; --i) std::swap(order[i], order[random_u64(shuffle, i) % (i + 1)]);
-    Bench b({.pages = 200});
+    BatcherBench b({.pages = 200});
     for (size_t i : order) b.add(make(i));
     b.run();
     for (size_t k = 0; k < 8; ++k) EXPECT_EQ(b.recorders[k]->tokens(), want[order[k]]);
@@ -459,7 +459,7 @@ TEST(Batcher, MixedSettingsEqualAloneInEveryOrder) {
 }
 
 TEST(Batcher, RequestsWithoutASeedDiffer) {
-  Bench b;
+  BatcherBench b;
   for (int i = 0; i < 4; ++i) {
     Request r = request(1, 5, 20);
     r.sampling.temperature = 1.5;
@@ -470,7 +470,7 @@ TEST(Batcher, RequestsWithoutASeedDiffer) {
   EXPECT_NE(b.recorders[2]->tokens(), b.recorders[3]->tokens());
 }
 
-// Random everything, by hand: invariants after each step (in Bench::step), one end each, sums agree.
+// Random everything, by hand: invariants after each step (in BatcherBench::step), one end each, sums agree.
 TEST(Batcher, RandomTrafficKeepsItsBooks) {
   for (uint64_t seed = 0; seed < 25; ++seed) {
     testing::Pick pick(seed);
@@ -479,7 +479,7 @@ TEST(Batcher, RandomTrafficKeepsItsBooks) {
     o.prefill_tokens = pick(1, 100);
     o.prefill_tokens_beside_decodes = pick(1, 100);
     o.eos_ids = {0};
-    Bench b({.pages = pick(4, 12), .max_tokens = 128}, o);
+    BatcherBench b({.pages = pick(4, 12), .max_tokens = 128}, o);
     int64_t to_come = 40;
     while (to_come > 0 || !b.batcher.idle()) {
       if (to_come > 0 && pick(0, 2) == 0) {

@@ -33,7 +33,7 @@ std::shared_ptr<kv::Store> open(const kv::StoreOptions& o) {
   return std::move(*s);
 }
 
-Request request(uint64_t seed, int64_t prompt, int64_t max_tokens, std::string salt = "") {
+Request disk_request(uint64_t seed, int64_t prompt, int64_t max_tokens, std::string salt = "") {
   Request r;
   for (int64_t i = 0; i < prompt; ++i) r.prompt.push_back(int32_t(1 + random_u64(seed, uint64_t(i)) % 63));
   r.max_tokens = max_tokens;
@@ -42,7 +42,7 @@ Request request(uint64_t seed, int64_t prompt, int64_t max_tokens, std::string s
   return r;
 }
 
-std::vector<int32_t> alone(Request r) {
+std::vector<int32_t> alone_without_disk(Request r) {
   Bench b({.pages = 200}, {.reuse_prefixes = false});
   Recorder& rec = b.add(std::move(r));
   b.run();
@@ -54,7 +54,7 @@ TEST(KvDisk, ALaterProcessTakesOverWhatAnEarlierOneComputed) {
   std::vector<int32_t> said;
   {
     Bench b({.pages = 40}, {.kv_store = open(options(dir / "kv"))});
-    Recorder& r = b.add(request(1, 300, 100, "s"));
+    Recorder& r = b.add(disk_request(1, 300, 100, "s"));
     b.run();
     said = r.tokens();
     EXPECT_EQ(r.finish().reused_tokens, 0);
@@ -62,20 +62,20 @@ TEST(KvDisk, ALaterProcessTakesOverWhatAnEarlierOneComputed) {
     EXPECT_EQ(b.batcher.stats().kv_disk.misses, 4u);
     EXPECT_FALSE(b.batcher.unsaved());
   }
-  EXPECT_EQ(said, alone(request(1, 300, 100)));
+  EXPECT_EQ(said, alone_without_disk(disk_request(1, 300, 100)));
   Bench b({.pages = 40}, {.kv_store = open(options(dir / "kv"))});
-  Recorder& same = b.add(request(1, 300, 100, "s"));
-  Request more = request(1, 300, 30, "s");
+  Recorder& same = b.add(disk_request(1, 300, 100, "s"));
+  Request more = disk_request(1, 300, 30, "s");
   more.prompt.insert(more.prompt.end(), said.begin(), said.end());
   Request longer{.prompt = more.prompt};
   longer.sampling.temperature = 0;
   longer.max_tokens = 30;
   Recorder& next = b.add(std::move(more));
-  Recorder& salted = b.add(request(1, 300, 100, "another"));
+  Recorder& salted = b.add(disk_request(1, 300, 100, "another"));
   b.run();
   EXPECT_EQ(same.tokens(), said);
   EXPECT_EQ(same.finish().reused_tokens, 256);
-  EXPECT_EQ(next.tokens(), alone(std::move(longer)));
+  EXPECT_EQ(next.tokens(), alone_without_disk(std::move(longer)));
   EXPECT_GE(next.finish().reused_tokens, 256) << "from disk, or from the cache once the first one has it";
   EXPECT_EQ(salted.tokens(), said);
   EXPECT_EQ(salted.finish().reused_tokens, 0);
@@ -87,11 +87,11 @@ TEST(KvDisk, ALaterProcessTakesOverWhatAnEarlierOneComputed) {
 TEST(KvDisk, WhatMadeRoomComesBackFromDisk) {
   TempDir dir;
   std::vector<std::vector<int32_t>> want;
-  for (uint64_t i = 0; i < 4; ++i) want.push_back(alone(request(i, 400, 20)));
+  for (uint64_t i = 0; i < 4; ++i) want.push_back(alone_without_disk(disk_request(i, 400, 20)));
   Bench b({.pages = 8}, {.kv_store = open(options(dir / "kv"))});
   for (int round = 0; round < 3; ++round) {
     for (uint64_t i = 0; i < 4; ++i) {
-      Recorder& r = b.add(request(i, 400, 20));
+      Recorder& r = b.add(disk_request(i, 400, 20));
       b.run();
       EXPECT_EQ(r.tokens(), want[i]);
       EXPECT_EQ(r.finish().reused_tokens, round == 0 ? 0 : 384);
@@ -107,7 +107,7 @@ TEST(KvDisk, APreemptedSequenceGoesToDiskAndComesBack) {
   for (bool disk : {false, true}) {
     const auto store = disk ? open(options(dir / "kv")) : nullptr;
     Bench b({.pages = 7}, {.kv_store = store});
-    Request slow = request(1, 300, 60), urgent = request(2, 420, 10);
+    Request slow = disk_request(1, 300, 60), urgent = disk_request(2, 420, 10);
     slow.priority = 1;
     b.add(std::move(slow));
     for (int i = 0; i < 20; ++i) b.step();
@@ -118,8 +118,8 @@ TEST(KvDisk, APreemptedSequenceGoesToDiskAndComesBack) {
     b.add(std::move(urgent));  // needs every page
     b.run();
     EXPECT_EQ(b.batcher.stats().preemptions, 1u);
-    EXPECT_EQ(b.recorders[0]->tokens(), alone(request(1, 300, 60)));
-    EXPECT_EQ(b.recorders[1]->tokens(), alone(request(2, 420, 10)));
+    EXPECT_EQ(b.recorders[0]->tokens(), alone_without_disk(disk_request(1, 300, 60)));
+    EXPECT_EQ(b.recorders[1]->tokens(), alone_without_disk(disk_request(2, 420, 10)));
     EXPECT_EQ(b.recorders[0]->finish().reused_tokens, 0) << "its own pages are no reuse of its prompt";
     computed[disk] = b.batcher.stats().computed_tokens;
     if (disk) {
@@ -136,26 +136,26 @@ TEST(KvDisk, WhatIsUsedInMemoryStaysOnDisk) {
   {
     Bench b({.pages = 60}, {.kv_store = open(options(dir / "kv", 12))});
     for (uint64_t i = 0; i < 10; ++i) {
-      b.add(request(99, 300, 1));
+      b.add(disk_request(99, 300, 1));
       b.run();
-      b.add(request(i, 200, 1));
+      b.add(disk_request(i, 200, 1));
       b.run();
     }
     EXPECT_EQ(b.batcher.stats().kv_disk.hits, 0u);
     EXPECT_GT(b.batcher.stats().kv_disk.replaced, 10u);
   }
   Bench b({.pages = 60}, {.kv_store = open(options(dir / "kv", 12))});
-  Recorder& r = b.add(request(99, 300, 1));
+  Recorder& r = b.add(disk_request(99, 300, 1));
   b.run();
   EXPECT_EQ(r.finish().reused_tokens, 256);
 }
 
 TEST(KvDisk, DamagedPagesAreComputedAgain) {
   TempDir dir;
-  const std::vector<int32_t> want = alone(request(1, 500, 10));
+  const std::vector<int32_t> want = alone_without_disk(disk_request(1, 500, 10));
   {
     Bench b({.pages = 40}, {.kv_store = open(options(dir / "kv"))});
-    b.add(request(1, 500, 10));
+    b.add(disk_request(1, 500, 10));
     b.run();
   }
   {
@@ -165,7 +165,7 @@ TEST(KvDisk, DamagedPagesAreComputedAgain) {
   }
   for (int64_t reused : {3 * 64, 7 * 64}) {
     Bench b({.pages = 40}, {.kv_store = open(options(dir / "kv"))});
-    Recorder& r = b.add(request(1, 500, 10));
+    Recorder& r = b.add(disk_request(1, 500, 10));
     b.run();
     EXPECT_EQ(r.tokens(), want);
     EXPECT_EQ(r.finish().reused_tokens, reused) << "the second time the page has been written again";
@@ -175,11 +175,11 @@ TEST(KvDisk, DamagedPagesAreComputedAgain) {
 TEST(KvDisk, SmallStoresFullDisksAndErrorsChangeNoAnswer) {
   std::vector<std::vector<int32_t>> want;
   const auto make = [](uint64_t i) {
-    Request r = request(i % 5, 60 + int64_t(i % 5) * 50, 40, i % 7 == 0 ? "s" : "");
+    Request r = disk_request(i % 5, 60 + int64_t(i % 5) * 50, 40, i % 7 == 0 ? "s" : "");
     for (uint64_t k = 0; k < i * 13 % 90; ++k) r.prompt.push_back(int32_t(1 + random_u64(i, k) % 63));
     return r;
   };
-  for (uint64_t i = 0; i < 24; ++i) want.push_back(alone(make(i)));
+  for (uint64_t i = 0; i < 24; ++i) want.push_back(alone_without_disk(make(i)));
   for (uint64_t seed = 0; seed < 12; ++seed) {
     TempDir dir;
     std::atomic<uint64_t> n{0};
@@ -232,27 +232,27 @@ TEST(KvDisk, OthersRunWhileASequenceWaitsAndADiskThatHangsIsNotWaitedForLong) {
   TempDir dir;
   {
     Bench b({.pages = 40}, {.kv_store = open(options(dir / "kv"))});
-    b.add(request(1, 300, 10));
-    b.add(request(2, 300, 10));
+    b.add(disk_request(1, 300, 10));
+    b.add(disk_request(2, 300, 10));
     b.run();
   }
   Gate gate;
   kv::StoreOptions so = options(dir / "kv");
   so.file.fault = [&gate](bool write) { return write ? 0 : gate.pass(); };
   Bench b({.pages = 40}, {.kv_store = open(so)});
-  Recorder& waits = b.add(request(1, 300, 10));
-  Recorder& runs = b.add(request(3, 300, 10));
+  Recorder& waits = b.add(disk_request(1, 300, 10));
+  Recorder& runs = b.add(disk_request(3, 300, 10));
   for (int i = 0; i < 20 && !runs.ended(); ++i) b.step();
   EXPECT_TRUE(runs.ended());
   EXPECT_TRUE(waits.tokens().empty());
   b.step();
   EXPECT_FALSE(waits.ended());
   b.now += 60;
-  Recorder& later = b.add(request(2, 300, 10));
+  Recorder& later = b.add(disk_request(2, 300, 10));
   for (int i = 0; i < 30 && !(waits.ended() && later.ended()); ++i) b.step();
-  EXPECT_EQ(waits.tokens(), alone(request(1, 300, 10)));
+  EXPECT_EQ(waits.tokens(), alone_without_disk(disk_request(1, 300, 10)));
   EXPECT_EQ(waits.finish().reused_tokens, 0);
-  EXPECT_EQ(later.tokens(), alone(request(2, 300, 10))) << "it does not wait at all";
+  EXPECT_EQ(later.tokens(), alone_without_disk(disk_request(2, 300, 10))) << "it does not wait at all";
   gate.open();
   b.run();
 }
@@ -261,29 +261,29 @@ TEST(KvDisk, ACancelledSequenceLeavesNothingBehind) {
   TempDir dir;
   {
     Bench b({.pages = 40}, {.kv_store = open(options(dir / "kv"))});
-    b.add(request(1, 300, 10));
+    b.add(disk_request(1, 300, 10));
     b.run();
   }
   Gate gate;
   kv::StoreOptions so = options(dir / "kv");
   so.file.fault = [&gate](bool write) { return write ? 0 : gate.pass(); };
   Bench b({.pages = 6}, {.kv_store = open(so)});
-  Recorder& gone = b.add(request(1, 300, 10));
+  Recorder& gone = b.add(disk_request(1, 300, 10));
   b.step();
   b.batcher.cancel(1);
-  Recorder& other = b.add(request(5, 300, 10));  // takes the pages that the reads were for
+  Recorder& other = b.add(disk_request(5, 300, 10));  // takes the pages that the reads were for
   for (int i = 0; i < 5; ++i) b.step();
   gate.open();
   b.run();
   EXPECT_EQ(gone.finish().reason, FinishReason::kCancelled);
-  EXPECT_EQ(other.tokens(), alone(request(5, 300, 10)));
+  EXPECT_EQ(other.tokens(), alone_without_disk(disk_request(5, 300, 10)));
 }
 
 TEST(KvDisk, DrainingWritesAllThatIsWholeAndAnIdleLoopToo) {
   TempDir dir;
   const auto many = [] {
     std::vector<Request> r;
-    for (uint64_t i = 0; i < 12; ++i) r.push_back(request(i, 200, 20));
+    for (uint64_t i = 0; i < 12; ++i) r.push_back(disk_request(i, 200, 20));
     return r;
   };
   kv::StoreOptions so = options(dir / "kv");
@@ -299,7 +299,7 @@ TEST(KvDisk, DrainingWritesAllThatIsWholeAndAnIdleLoopToo) {
   auto out = generate(loop, many());
   ASSERT_TRUE(out.ok());
   for (uint64_t i = 0; i < 12; ++i) {
-    EXPECT_EQ((*out)[i].tokens, alone(request(i, 200, 20)));
+    EXPECT_EQ((*out)[i].tokens, alone_without_disk(disk_request(i, 200, 20)));
     EXPECT_EQ((*out)[i].finish.reused_tokens, 192);
   }
 }
@@ -307,14 +307,14 @@ TEST(KvDisk, DrainingWritesAllThatIsWholeAndAnIdleLoopToo) {
 // Every request for pages of a mixed load is refused once, with and without a disk below.
 TEST(KvDisk, AnAllocationThatFailsAtAnyPointChangesNoAnswer) {
   const auto make = [](uint64_t i) {
-    Request r = request(i % 3, 50 + int64_t(i % 3) * 60, 30 + int64_t(i % 8) * 14);
+    Request r = disk_request(i % 3, 50 + int64_t(i % 3) * 60, 30 + int64_t(i % 8) * 14);
     r.priority = int64_t(i % 4) / 3;
     if (i % 4 == 2) r.sampling.temperature = 1, r.sampling.seed = i;
     if (i == 5) r.prompt_logprobs = true;
     return r;
   };
   std::vector<std::vector<int32_t>> want;
-  for (uint64_t i = 0; i < 14; ++i) want.push_back(alone(make(i)));
+  for (uint64_t i = 0; i < 14; ++i) want.push_back(alone_without_disk(make(i)));
   for (bool disk : {false, true}) {
     for (int64_t drafts : {0, 3}) {
       int64_t asked = 0, refused = 0;  // 0: none

@@ -8,8 +8,8 @@
 namespace mi {
 namespace {
 
-struct Named { DType type; std::string_view name; };
-constexpr Named kNames[] = {
+struct NamedType { DType type; std::string_view name; };
+constexpr NamedType kNames[] = {
     {DType::kF64, "F64"}, {DType::kF32, "F32"}, {DType::kF16, "F16"}, {DType::kBF16, "BF16"}, {DType::kF8E4M3, "F8_E4M3"}, {DType::kF8E5M2, "F8_E5M2"},
     {DType::kF8E8M0, "F8_E8M0"}, {DType::kI64, "I64"}, {DType::kI32, "I32"}, {DType::kI16, "I16"}, {DType::kI8, "I8"}, {DType::kU64, "U64"},
     {DType::kU32, "U32"}, {DType::kU16, "U16"}, {DType::kU8, "U8"}, {DType::kBool, "BOOL"},
@@ -25,13 +25,13 @@ T load(const std::byte* p, size_t i) {
 }  // namespace
 
 std::optional<DType> dtype_from_name(std::string_view name) {
-  for (const Named& n : kNames)
+  for (const NamedType& n : kNames)
     if (n.name == name) return n.type;
   return std::nullopt;
 }
 
 std::string_view dtype_name(DType t) {
-  for (const Named& n : kNames)
+  for (const NamedType& n : kNames)
     if (n.type == t) return n.name;
   return "?";
 }

@@ -16,10 +16,10 @@ namespace {
 using Ids = std::vector<int32_t>;
 using Range = Tokenizer::Range;
 
-std::filesystem::path in_source(const std::string& name) { return std::filesystem::path(MI_SOURCE_DIR) / name; }
+std::filesystem::path source_path(const std::string& name) { return std::filesystem::path(MI_SOURCE_DIR) / name; }
 
 std::shared_ptr<const Tokenizer> load(const std::string& name) {
-  auto t = Tokenizer::load(in_source(name));
+  auto t = Tokenizer::load(source_path(name));
   MI_CHECK(t.ok(), "{}", t.error().message());
   return *t;
 }
@@ -34,7 +34,7 @@ std::string streamed(std::shared_ptr<const Tokenizer> t, const Ids& ids, bool sk
 
 // What the Python libraries computed (tests/data/text/make_references.py).
 TEST(TokenizerReference, EncodesAndDecodesAlike) {
-  Json files = *read_json(in_source("tests/data/text/tokenizer_cases.json"));
+  Json files = *read_json(source_path("tests/data/text/tokenizer_cases.json"));
   int compared = 0;
   for (const Json& file : files) {
     const std::string name = file["file"];
@@ -59,7 +59,7 @@ TEST(TokenizerReference, EncodesAndDecodesAlike) {
 }
 
 TEST(TokenizerReference, PromptsOfTheBundledModel) {
-  Json reference = *read_json(in_source("models/mini-m3-eval/results_reference.json"));
+  Json reference = *read_json(source_path("models/mini-m3-eval/results_reference.json"));
   auto t = load("models/mini-m3/tokenizer.json");
   ASSERT_EQ(reference["greedy"].size(), 64u);
   for (const Json& g : reference["greedy"]) {
@@ -269,7 +269,7 @@ TEST(UserText, HarmlessTextIsEncodedAsEver) {
 TEST(UserText, CutsLikeTheReference) {
   for (const char* name : {"flagged", "flagged_nfkc", "byte_fallback", "base"}) {
     auto t = small(name);
-    Json files = *read_json(in_source("tests/data/text/tokenizer_cases.json"));
+    Json files = *read_json(source_path("tests/data/text/tokenizer_cases.json"));
     for (const Json& file : files) {
       if (file["file"] != std::string("tests/data/text/") + name + ".json") continue;
       for (const Json& c : file["cases"]) {
@@ -331,7 +331,7 @@ TEST(TokenizerErrors, NameTheFile) {
   EXPECT_THAT(error_of("{\"model\": {\"type\": \"BPE\", \"vocab\": 7}}"), testing::HasSubstr("not a tokenizer"));
   EXPECT_THAT(error_of("\xff"), testing::HasSubstr("UTF-8"));
   EXPECT_THAT(error_of(std::string(100000, '[')), testing::HasSubstr("not a tokenizer"));
-  Json base = *read_json(in_source("tests/data/text/base.json"));
+  Json base = *read_json(source_path("tests/data/text/base.json"));
   base["decoder"] = Json{{"type", "CTC"}, {"pad_token", "<pad>"}, {"word_delimiter_token", "|"}, {"cleanup", true}};
   EXPECT_THAT(error_of(base.dump()), testing::HasSubstr("CTC"));
   base["decoder"] = Json{{"type", "Nonsense"}};
@@ -347,7 +347,7 @@ TEST(TokenizerErrors, TextThatIsNotUtf8) {
 }
 
 TEST(Tokenizer, TruncationAndPaddingOfTheFileAreIgnored) {
-  Json base = *read_json(in_source("tests/data/text/base.json"));
+  Json base = *read_json(source_path("tests/data/text/base.json"));
   base["truncation"] = Json{{"direction", "Right"}, {"max_length", 2}, {"strategy", "LongestFirst"}, {"stride", 0}};
   base["padding"] = Json{{"strategy", {{"Fixed", 64}}},
                          {"direction", "Right"},
@@ -365,7 +365,7 @@ TEST(Tokenizer, TruncationAndPaddingOfTheFileAreIgnored) {
 
 // Converters from other formats write such decoders; here no token can meet the steps before ByteLevel.
 TEST(Tokenizer, StepsThatNoTokenMeetsAreLeftOut) {
-  Json base = *read_json(in_source("tests/data/text/base.json"));
+  Json base = *read_json(source_path("tests/data/text/base.json"));
   const Json byte_level = base["decoder"];
   base["decoder"] = Json{{"type", "Sequence"},
                          {"decoders",

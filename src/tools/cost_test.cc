@@ -13,7 +13,7 @@ using artifact::WeightTensor;
 
 // A layer by hand: products [10, 20] int8 and, for 4 experts of which 2 are chosen, [6, 10] gate and up, [10, 6] down;
 // a float head [30, 10]; attention of 4 heads over 2 KV heads of 8, window 16.
-class Hand : public testing::Test {
+class Hand : public ::testing::Test {
  protected:
   Hand() {
     m.caches = {{2, 8, 8, 0, 16}};

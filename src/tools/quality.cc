@@ -34,9 +34,9 @@ Result<ir::MirDir> with_float_layer(const ir::MirDir& rounded, const ir::MirDir&
   return m;
 }
 
-class Judge {
+class QualityRun {
  public:
-  explicit Judge(const QualityOptions& o) : o_(o) {}
+  explicit QualityRun(const QualityOptions& o) : o_(o) {}
 
   Result<QualityReport> run() {
     MI_TRY(const ir::MirDir source, ir::MirDir::open(o_.source));
@@ -112,7 +112,7 @@ class Judge {
 
 }  // namespace
 
-Result<QualityReport> measure_quality(const QualityOptions& o) { return Judge(o).run(); }
+Result<QualityReport> measure_quality(const QualityOptions& o) { return QualityRun(o).run(); }
 
 std::vector<std::string> quality_failures(const QualityReport& r, const QualityLimits& l) {
   std::vector<std::string> out;

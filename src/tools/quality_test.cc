@@ -13,10 +13,10 @@
 namespace mi::tools {
 namespace {
 
-using testing::ElementsAre;
-using testing::HasSubstr;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
 using testing::IsEmpty;
-using testing::Not;
+using ::testing::Not;
 namespace fs = std::filesystem;
 
 QualityReport report(double before, double after, int64_t same, int64_t answers) {
@@ -71,7 +71,7 @@ TEST(QualityTextTest, WhoLostAndWhatBringsItBack) {
 // The bundled model, and the same with one layer adding nothing.
 constexpr int32_t kDamaged = 1;
 
-struct QualityRunTest : testing::Test {
+struct QualityRunTest : ::testing::Test {
   static Path folder;
   static void SetUpTestSuite() {
     std::string name = (fs::temp_directory_path() / "mi_quality_XXXXXX").string();

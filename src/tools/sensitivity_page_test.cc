@@ -6,8 +6,8 @@
 namespace mi::tools {
 namespace {
 
-using testing::HasSubstr;
-using testing::Not;
+using ::testing::HasSubstr;
+using ::testing::Not;
 
 quant::Candidate candidate(int32_t layer, quant::LayerFormat f, double kl) {
   quant::Candidate c;

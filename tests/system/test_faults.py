@@ -36,7 +36,7 @@ def leftovers(folder, out):
 @pytest.mark.parametrize("command", ["export", "quantize", "quantize-gptq", "build", "convert"])
 def test_killed_at_any_moment(command, sig, mini_mir, tmp_path):
     recipe = tmp_path / "recipe.yaml"
-    recipe.write_text(RECIPE % ("per_token", "true"))
+    recipe.write_text("quant: {smooth_quant: {alpha: 0.6}, calibration_samples: 32}\n")     # most moments are of the writing
     out = tmp_path / "out"
     args = [BINARY, *map(str, commands(mini_mir, out, recipe)[command]), "--quiet"]
     began = time.time()

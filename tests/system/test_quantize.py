@@ -85,7 +85,9 @@ def test_sensitivity_writes_a_report(ending, mini_mir, tmp_path):
     config = tmp_path / "recipe.yaml"
     config.write_text(recipe())
     args = ["quantize", "--model", mini_mir, "--config", config, "--sensitivity", report, "--sample-tokens", "64", "--quiet"]
-    run(*args)
+    report.write_text("an older one")
+    refused(run(*args, ok=4), 4, report.name, "--force")
+    run(*args, "--force")
     text = report.read_text()
     assert "layers.5.moe.experts" in text and "int4_g32" in text
     if ending == "json":
@@ -98,8 +100,6 @@ def test_sensitivity_writes_a_report(ending, mini_mir, tmp_path):
     if ending == "html":
         assert text.lstrip().lower().startswith("<!doctype html") and "http://" not in text.replace("http://www.w3.org", "") and "https://" not in text
     assert sorted(p.name for p in tmp_path.iterdir()) == ["recipe.yaml", report.name]
-    refused(run(*args, ok=4), 4, report.name, "--force")
-    run(*args, "--force")
 
 
 @pytest.mark.parametrize("flags,words", [

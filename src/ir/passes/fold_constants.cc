@@ -14,7 +14,7 @@
 namespace mi::ir {
 namespace {
 
-bool step(Block& b) {
+bool fold_one_constant(Block& b) {
   const Uses u(b);
   for (Node& scale : b.nodes) {
     if (scale.op != Op::kScale || scale.pinned) continue;
@@ -44,7 +44,7 @@ bool step(Block& b) {
 
 bool fold_constants(Block& b, const FusionRules&) {
   bool changed = false;
-  while (step(b)) changed = true;
+  while (fold_one_constant(b)) changed = true;
   return changed;
 }
 

@@ -11,7 +11,7 @@
 namespace mi::ir {
 namespace {
 
-bool step(Block& b) {
+bool fuse_one_activation_quantize(Block& b) {
   const Uses u(b);
   for (Node& q : b.nodes) {
     if (q.op != Op::kQuantize || q.pinned || !q.weights.empty()) continue;
@@ -32,7 +32,7 @@ bool step(Block& b) {
 
 bool fuse_activation_quantize(Block& b, const FusionRules&) {
   bool changed = false;
-  while (step(b)) changed = true;
+  while (fuse_one_activation_quantize(b)) changed = true;
   return changed;
 }
 

@@ -11,7 +11,7 @@
 namespace mi::ir {
 namespace {
 
-bool step(Block& b, const FusionRules& rules) {
+bool fuse_one_gate_up(Block& b, const FusionRules& rules) {
   const Uses u(b);
   for (Node& act : b.nodes) {
     if (act.op != Op::kActivation || act.pinned || act.in.size() != 2) continue;
@@ -41,7 +41,7 @@ bool step(Block& b, const FusionRules& rules) {
 
 bool fuse_gate_up(Block& b, const FusionRules& rules) {
   bool changed = false;
-  while (step(b, rules)) changed = true;
+  while (fuse_one_gate_up(b, rules)) changed = true;
   return changed;
 }
 

@@ -51,7 +51,7 @@ void stack(Block& b, const std::vector<size_t>& members) {
   tidy(b);
 }
 
-bool step(Block& b, const FusionRules& rules) {
+bool fuse_one_qkv(Block& b, const FusionRules& rules) {
   const Uses u(b);
   for (size_t i = 0; i < b.nodes.size(); ++i) {
     if (!candidate(b, u, b.nodes[i])) continue;
@@ -75,7 +75,7 @@ bool step(Block& b, const FusionRules& rules) {
 
 bool fuse_qkv(Block& b, const FusionRules& rules) {
   bool changed = false;
-  while (step(b, rules)) changed = true;
+  while (fuse_one_qkv(b, rules)) changed = true;
   return changed;
 }
 

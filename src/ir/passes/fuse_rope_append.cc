@@ -10,7 +10,7 @@
 namespace mi::ir {
 namespace {
 
-bool step(Block& b) {
+bool fuse_one_rope_append(Block& b) {
   const Uses u(b);
   for (Node& append : b.nodes) {
     if (append.op != Op::kKvAppend || append.pinned) continue;
@@ -37,7 +37,7 @@ bool step(Block& b) {
 
 bool fuse_rope_append(Block& b, const FusionRules&) {
   bool changed = false;
-  while (step(b)) changed = true;
+  while (fuse_one_rope_append(b)) changed = true;
   return changed;
 }
 

@@ -25,7 +25,7 @@ void take(const Node& from, Role weight, Role bias, Node* to) {
   if (const WeightUse* u = find_use(from, Role::kBias)) to->weights.push_back({bias, u->weights});
 }
 
-bool step(Block& b) {
+bool group_one_block(Block& b) {
   const Uses u(b);
   for (Node& combine : b.nodes) {
     if (combine.op != Op::kExpertCombine || combine.pinned) continue;
@@ -70,7 +70,7 @@ bool step(Block& b) {
 
 bool group_experts(Block& b, const FusionRules&) {
   bool changed = false;
-  while (step(b)) changed = true;
+  while (group_one_block(b)) changed = true;
   return changed;
 }
 

@@ -69,9 +69,9 @@ class Tiles {
   const bool on_;
 };
 
-class Call {
+class AttentionCall {
  public:
-  Call(const AttentionParams& p, const AttentionArgs& a, AttentionWorkspace& ws, const hw::CpuFeatures& cpu)
+  AttentionCall(const AttentionParams& p, const AttentionArgs& a, AttentionWorkspace& ws, const hw::CpuFeatures& cpu)
       : p_(p), a_(a), cache_(*a.cache), ws_(ws), cpu_(cpu), group_(p.heads / p.kv_heads), v_pad_(a.cache->v_pad()),
         rounds_(a.order != SumOrder::kAscending), bf16_(attention_uses_bf16(a.order, cpu)), amx_(bf16_ && a.order == SumOrder::kTiles),
         q_cols_(amx_ ? (a.cache->k_rows() + 31) / 32 * 32 : a.cache->k_rows()) {
@@ -333,7 +333,7 @@ SumOrder attention_order(KvKind kind, std::optional<SumOrder> asked, const hw::C
 
 void attention_run(const AttentionParams& p, const AttentionArgs& a, AttentionWorkspace& ws, hw::ThreadPool& pool,
                    const hw::CpuFeatures& cpu) {
-  Call(p, a, ws, cpu).run(pool);
+  AttentionCall(p, a, ws, cpu).run(pool);
 }
 
 }  // namespace mi::kernels

@@ -11,7 +11,7 @@ namespace mi::kernels {
 namespace {
 
 // float_builds(), and the one that multiplies tiles.
-std::vector<hw::CpuFeatures> builds() {
+std::vector<hw::CpuFeatures> attention_builds() {
   std::vector<hw::CpuFeatures> all = float_builds();
   if (hw::detect_cpu().amx_bf16) {
     all.push_back(all.back());
@@ -254,7 +254,7 @@ TEST(Attention, WithinTheRoundingOfTheExactResult) {
 TEST(Attention, SameBitsForEveryChunkingBatchThreadCountAndBuild) {
   for_worlds([](World& w) {
     const auto expected = w.run(0, true, 1, {});
-    for (const auto& cpu : builds())
+    for (const auto& cpu : attention_builds())
       for (int threads : {1, 3})
         for (int64_t chunk : {0, 1, 7, 64})
           for (bool together : {true, false}) {
@@ -267,7 +267,7 @@ TEST(Attention, SameBitsForEveryChunkingBatchThreadCountAndBuild) {
 }
 
 TEST(Attention, TilesGiveTheBitsOfFusedMultiplyAdds) {
-  hw::CpuFeatures amx = builds().back(), plain = amx;
+  hw::CpuFeatures amx = attention_builds().back(), plain = amx;
   if (!attention_uses_bf16(SumOrder::kTiles, amx)) GTEST_SKIP() << "this machine multiplies no tiles of bfloat16";
   plain.amx_bf16 = false;
   struct Shape { int64_t heads, kv_heads, k_dim, v_dim; };
@@ -316,7 +316,7 @@ TEST(Attention, TilesAddInAnOrderOfTheirOwn) {
 }
 
 TEST(Attention, TheOrderIsOneForTheCacheAndTheCpu) {
-  const hw::CpuFeatures all = builds().back();
+  const hw::CpuFeatures all = attention_builds().back();
   EXPECT_EQ(attention_order(KvKind::kF32, {}, all), SumOrder::kAscending);
   EXPECT_EQ(attention_order(KvKind::kI8, SumOrder::kTiles, all), SumOrder::kAscending);
   EXPECT_EQ(attention_order(KvKind::kBF16, {}, {}), SumOrder::kPairs);
@@ -389,7 +389,7 @@ TEST(Attention, LongContextsAreSplitOverThreadsWithoutAnotherBit) {
 TEST(Attention, WhatAnotherSequenceLeftInAPageHasNoInfluence) {
   for (KvKind kind : {KvKind::kF32, KvKind::kBF16})
     for (SumOrder order : orders(kind))
-      for (const auto& cpu : builds()) {
+      for (const auto& cpu : attention_builds()) {
         World w(params(4, 2, 16, 16), kind, {71});
         w.order = order;
         const auto expected = w.run(0, true, 1, cpu);
@@ -412,7 +412,7 @@ TEST(Attention, DenormalsOfABfloat16CacheAreZerosInEveryBuild) {
     int64_t zeros = 0;
     for (float f : expected[0].v) zeros += f == 0;
     EXPECT_GT(zeros, 20);
-    for (const auto& cpu : builds()) expect_same_bits(expected[0], w.run(0, true, 1, cpu)[0], hw::describe(cpu));
+    for (const auto& cpu : attention_builds()) expect_same_bits(expected[0], w.run(0, true, 1, cpu)[0], hw::describe(cpu));
   }
 }
 

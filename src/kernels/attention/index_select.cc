@@ -12,7 +12,7 @@ namespace mi::kernels {
 namespace {
 
 constexpr float kInf = std::numeric_limits<float>::infinity();
-constexpr int64_t kTaskRows = 64;                              // (token, head) rows that share a pass over the keys
+constexpr int64_t kSelectTaskRows = 64;                        // (token, head) rows that share a pass over the keys
 constexpr int64_t kMaxScoreFloats = int64_t(8) << 20;          // of all rows that are scored before their choice is made
 
 // Tokens [token, token + tokens) of a chunk.
@@ -23,9 +23,9 @@ struct Rows {
   int64_t last() const { return first() + tokens - 1; }
 };
 
-class Call {
+class IndexSelectCall {
  public:
-  Call(const IndexSelectParams& p, const IndexSelectArgs& a, AttentionWorkspace& ws, const hw::CpuFeatures& cpu)
+  IndexSelectCall(const IndexSelectParams& p, const IndexSelectArgs& a, AttentionWorkspace& ws, const hw::CpuFeatures& cpu)
       : p_(p), a_(a), ws_(ws), cpu_(cpu), split_tokens_(kSplitTokens % p.block == 0 ? kSplitTokens : int64_t(1) << 40) {}
 
   void run(hw::ThreadPool& pool) {
@@ -50,7 +50,7 @@ class Call {
   void run_group(const Rows& g, hw::ThreadPool& pool) {
     const int64_t floats = g.tokens * p_.heads * stride_;
     if (int64_t(ws_.block_scores.size()) < floats) ws_.block_scores.resize(size_t(floats));
-    const int64_t task_tokens = std::max<int64_t>(1, kTaskRows / p_.heads);
+    const int64_t task_tokens = std::max<int64_t>(1, kSelectTaskRows / p_.heads);
     const int64_t parts = (g.tokens + task_tokens - 1) / task_tokens, splits = g.last() / split_tokens_ + 1;
     run_tasks(pool, parts * splits, [&](int64_t i, int) {
       const int64_t at = i / splits * task_tokens;
@@ -122,7 +122,7 @@ class Call {
 
 void index_select_run(const IndexSelectParams& p, const IndexSelectArgs& a, AttentionWorkspace& ws, hw::ThreadPool& pool,
                       const hw::CpuFeatures& cpu) {
-  Call(p, a, ws, cpu).run(pool);
+  IndexSelectCall(p, a, ws, cpu).run(pool);
 }
 
 }  // namespace mi::kernels

@@ -16,6 +16,8 @@
 
 namespace mi::kernels {
 
+constexpr GemmFormat kI8 = GemmFormat::kI8, kI4 = GemmFormat::kI4, kBF16 = GemmFormat::kBF16, kF32 = GemmFormat::kF32;
+
 // Zeroed, 64-byte aligned bytes; large ones in huge pages where allowed, as an engine's weights are.
 class AlignedBytes {
  public:

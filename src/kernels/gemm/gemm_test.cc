@@ -38,7 +38,6 @@ std::vector<GemmKernel> kernels_of(std::initializer_list<GemmFormat> formats) {
 #endif
   return found;
 }
-constexpr GemmFormat kI8 = GemmFormat::kI8, kI4 = GemmFormat::kI4, kBF16 = GemmFormat::kBF16, kF32 = GemmFormat::kF32;
 std::string kernel_name(const testing::TestParamInfo<GemmKernel>& info) { return info.param.name; }
 INSTANTIATE_TEST_SUITE_P(Register, GemmKernelTest, testing::ValuesIn(kernels_of({kI8, kI4, kBF16, kF32})), kernel_name);
 INSTANTIATE_TEST_SUITE_P(Register, Int8KernelTest, testing::ValuesIn(kernels_of({kI8})), kernel_name);

@@ -13,7 +13,7 @@ namespace mi::kernels {
 #undef MI_GEMM
 
 namespace {
-const GemmKernel kKernels[] = {
+const GemmKernel kGemmKernels[] = {
 #define MI_GEMM(name, format, needs, condition) \
   {#name, GemmFormat::format, needs,            \
    [](const hw::CpuFeatures& f) -> bool {       \
@@ -26,7 +26,7 @@ const GemmKernel kKernels[] = {
 };
 }  // namespace
 
-std::span<const GemmKernel> gemm_kernels() { return kKernels; }
+std::span<const GemmKernel> gemm_kernels() { return kGemmKernels; }
 
 namespace {
 
@@ -50,7 +50,7 @@ bool gemm_left_out(const GemmKernel& k) {
 
 Status check_left_out(const std::string& list) {
   std::vector<std::string> known;
-  for (const GemmKernel& k : kKernels)
+  for (const GemmKernel& k : kGemmKernels)
     if (*k.needs) known.emplace_back(k.name);
   for (const std::string& name : names_in(list)) {
     if (std::find(known.begin(), known.end(), name) != known.end()) continue;
@@ -62,7 +62,7 @@ Status check_left_out(const std::string& list) {
 }
 
 const GemmKernel& select_gemm(GemmFormat format, const hw::CpuFeatures& cpu) {
-  for (const GemmKernel& k : kKernels)
+  for (const GemmKernel& k : kGemmKernels)
     if (k.format == format && k.runs_on(cpu) && !gemm_left_out(k)) return k;
   MI_CHECK(false, "no kernel for format {}", int(format));
 }
@@ -70,7 +70,7 @@ const GemmKernel& select_gemm(GemmFormat format, const hw::CpuFeatures& cpu) {
 std::optional<GemmFallback> gemm_fallback(GemmFormat format, const hw::CpuFeatures& cpu) {
   GemmFallback f{&select_gemm(format, cpu), nullptr};
   bool others = false;
-  for (const GemmKernel& k : kKernels) {
+  for (const GemmKernel& k : kGemmKernels) {
     if (k.format != format) continue;
     if (&k == f.chosen) break;
     others = true;

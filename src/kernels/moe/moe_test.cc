@@ -14,7 +14,7 @@ namespace mi::kernels {
 namespace {
 
 // With the machine itself: its products may be of a wider kernel than the float builds.
-std::vector<hw::CpuFeatures> builds() {
+std::vector<hw::CpuFeatures> moe_builds() {
   auto all = float_builds();
   all.push_back(hw::detect_cpu());
   return all;
@@ -57,7 +57,7 @@ TEST(Activation, NearTheExactFunctionAndEqualOnEveryBuild) {
   }
   for (const ActivationParams& p : kActivations) {
     std::vector<float> first;
-    for (const auto& cpu : builds()) {
+    for (const auto& cpu : moe_builds()) {
       std::vector<float> h(g.size());
       activation_rows(p, g.data(), 0, u.data(), 0, 1, cols, h.data(), 0, cpu);
       if (first.empty()) first = h;
@@ -84,7 +84,7 @@ TEST(Activation, LargeValuesStayFinite) {
 TEST(Activation, NanIsNotHidden) {
   const float nan = std::numeric_limits<float>::quiet_NaN(), g[2] = {nan, 1}, u[2] = {1, nan};
   for (const ActivationParams& p : kActivations)
-    for (const auto& cpu : builds()) {
+    for (const auto& cpu : moe_builds()) {
       float h[2];
       activation_rows(p, g, 0, u, 0, 1, 2, h, 0, cpu);
       EXPECT_TRUE(std::isnan(h[0]) && std::isnan(h[1])) << int(p.kind);
@@ -294,7 +294,6 @@ struct MoeCase {
   }
 };
 
-constexpr GemmFormat kI8 = GemmFormat::kI8, kI4 = GemmFormat::kI4, kBF16 = GemmFormat::kBF16, kF32 = GemmFormat::kF32;
 const Shape kShapes[] = {
     {1, 8, 2, 64, 48, kI8, kI8, false, false, true},      {3, 4, 4, 70, 33, kI8, kI8, true, false, false},
     {150, 8, 2, 96, 100, kI8, kI8, true, false, true},    {200, 8, 2, 64, 64, kI8, kI8, false, true, true},
@@ -311,7 +310,7 @@ TEST(GroupedExperts, EqualsTheChainOfSingleOpsOnEveryBuild) {
     const MoeCase c(s);
     for (const ActivationParams& act : {kActivations[0], kActivations[4]}) {
       const std::vector<float> want = c.chain(act, {});
-      for (const auto& cpu : builds()) {
+      for (const auto& cpu : moe_builds()) {
         EXPECT_TRUE(same_bits(c.chain(act, cpu), want)) << s.tokens << " tokens " << hw::describe(cpu);
         for (int threads : {1, 2, 3})
           EXPECT_TRUE(same_bits(c.grouped(act, threads, cpu), want))
@@ -330,7 +329,7 @@ TEST(GroupedExperts, InPartsWithScatteredMatricesIsTheSame) {
       thirds[size_t((e * 5 + 1) % 3)].push_back(e);
       single[size_t(s.experts - 1 - e)].push_back(e);
     }
-    for (const auto& cpu : builds())
+    for (const auto& cpu : moe_builds())
       for (int threads : {1, 3}) {
         const std::vector<float> want = c.grouped(kActivations[0], threads, cpu);
         for (const auto& parts : {halves, thirds, single})
@@ -351,7 +350,7 @@ TEST(GroupedExperts, StoredScalesOfTheActivation) {
       const StoredScale stored{middle, saturate};
       const std::vector<float> want = c.chain(kActivations[0], {}, stored);
       EXPECT_FALSE(same_bits(want, own));
-      for (const auto& cpu : builds())
+      for (const auto& cpu : moe_builds())
         for (int threads : {1, 3}) EXPECT_TRUE(same_bits(c.grouped(kActivations[0], threads, cpu, stored), want)) << hw::describe(cpu);
     }
     EXPECT_TRUE(same_bits(c.grouped(kActivations[0], 2, hw::cpu(), {1e9f, true}), own));

@@ -20,7 +20,7 @@ namespace mi::kernels {
 
 namespace {
 
-const ProbeKernel kKernels[] = {
+const ProbeKernel kProbeKernels[] = {
 #define MI_PROBE(name, kind, needs, condition) \
   {#name, ProbeKind::kind, needs,              \
    [](const hw::CpuFeatures& f) -> bool {      \
@@ -108,7 +108,7 @@ double arithmetic_rate(const ProbeKernel& k, hw::ThreadPool& pool, double run_se
 template <typename Measure>
 ProbeRate fastest(ProbeKind kind, const hw::CpuFeatures& cpu, bool first_only, Measure measure) {
   ProbeRate best;
-  for (const ProbeKernel& k : kKernels) {
+  for (const ProbeKernel& k : kProbeKernels) {
     if (k.kind != kind || !k.runs_on(cpu)) continue;
     const bool plain = *k.needs == '\0';
     if (!best.kernel.empty() && (first_only || plain)) break;
@@ -120,7 +120,7 @@ ProbeRate fastest(ProbeKind kind, const hw::CpuFeatures& cpu, bool first_only, M
 
 }  // namespace
 
-std::span<const ProbeKernel> probe_kernels() { return kKernels; }
+std::span<const ProbeKernel> probe_kernels() { return kProbeKernels; }
 
 int64_t probe_buffer_bytes(int64_t cache_bytes, int64_t available_bytes) {
   const int64_t wanted = std::max(int64_t(512) << 20, 4 * cache_bytes);

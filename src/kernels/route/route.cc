@@ -15,7 +15,7 @@ MI_KERNEL(void, route_sigmoid, (const float* x, int64_t n, float* y))
 namespace mi::kernels {
 namespace {
 
-constexpr float kNegInf = -std::numeric_limits<float>::infinity();
+constexpr float kBelowAll = -std::numeric_limits<float>::infinity();
 
 // Working memory of one row.
 struct Row {
@@ -41,7 +41,7 @@ void top_k(const float* v, int64_t n, int64_t k, int32_t* out) {
 void keep_groups(const RouteParams& p, const Row& r) {
   const int64_t size = p.experts / p.groups;
   for (int64_t g = 0; g < p.groups; ++g) {
-    float best = kNegInf, second = kNegInf;
+    float best = kBelowAll, second = kBelowAll;
     for (int64_t i = 0; i < size; ++i) {
       const float v = r.c[g * size + i];
       if (v > best) {
@@ -57,7 +57,7 @@ void keep_groups(const RouteParams& p, const Row& r) {
   top_k(r.group, p.groups, p.groups_keep, r.ids);
   for (int64_t i = 0; i < p.groups_keep; ++i) r.kept[r.ids[i]] = true;
   for (int64_t e = 0; e < p.experts; ++e)
-    if (!r.kept[e / size]) r.c[e] = p.group_fill_zero ? 0.0f : kNegInf;
+    if (!r.kept[e / size]) r.c[e] = p.group_fill_zero ? 0.0f : kBelowAll;
 }
 
 }  // namespace
@@ -82,7 +82,7 @@ void route_rows(const RouteParams& p, const RouteArgs& a, int64_t begin, int64_t
     }
     for (int64_t e = 0; e < p.experts; ++e) {
       const float c = a.select_bias ? r.p[e] + a.select_bias[e] : r.p[e];
-      r.c[e] = std::isnan(c) ? kNegInf : c;
+      r.c[e] = std::isnan(c) ? kBelowAll : c;
     }
     if (p.groups > 1) keep_groups(p, r);
     top_k(r.c, p.experts, p.k, r.ids);

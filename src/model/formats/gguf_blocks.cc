@@ -131,11 +131,11 @@ void q6_k(const Byte* b, float* y) {
   }
 }
 
-struct Known {
+struct KnownBlock {
   GgufBlock block;
   Read read;  // nullptr: not read
 };
-constexpr Known kKnown[] = {{{0, "F32", 1, 4}, f32},
+constexpr KnownBlock kKnownBlocks[] = {{{0, "F32", 1, 4}, f32},
                             {{1, "F16", 1, 2}, f16},
                             {{30, "BF16", 1, 2}, bf16},
                             {{8, "Q8_0", 32, 34}, q8_0},
@@ -168,8 +168,8 @@ constexpr Known kKnown[] = {{{0, "F32", 1, 4}, f32},
                             {{34, "TQ1_0", 256, 54}, nullptr},
                             {{35, "TQ2_0", 256, 66}, nullptr}};
 
-const Known* find(uint32_t type) {
-  for (const Known& k : kKnown)
+const KnownBlock* find(uint32_t type) {
+  for (const KnownBlock& k : kKnownBlocks)
     if (k.block.type == type) return &k;
   return nullptr;
 }
@@ -177,24 +177,24 @@ const Known* find(uint32_t type) {
 }  // namespace
 
 const GgufBlock* find_gguf_block(uint32_t type) {
-  const Known* k = find(type);
+  const KnownBlock* k = find(type);
   return k ? &k->block : nullptr;
 }
 
 bool can_read_gguf(uint32_t type) {
-  const Known* k = find(type);
+  const KnownBlock* k = find(type);
   return k && k->read;
 }
 
 std::string readable_gguf_types() {
   std::string s;
-  for (const Known& k : kKnown)
+  for (const KnownBlock& k : kKnownBlocks)
     if (k.read) s += (s.empty() ? "" : ", ") + std::string(k.block.name);
   return s;
 }
 
 void dequantize_rows(const GgufRows& m, int64_t first, int64_t n, float* out) {
-  const Known* k = find(m.type);
+  const KnownBlock* k = find(m.type);
   MI_CHECK(k && k->read, "GGUF type {}", m.type);
   const int64_t row_blocks = m.cols / k->block.values;
   const Byte* in = reinterpret_cast<const Byte*>(m.data) + first * row_blocks * k->block.bytes;

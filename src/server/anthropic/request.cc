@@ -5,10 +5,10 @@
 namespace mi::server {
 namespace {
 
-bool has_text(const Json& j, const char* key) { return j.contains(key) && j[key].is_string(); }
+bool has_string(const Json& j, const char* key) { return j.contains(key) && j[key].is_string(); }
 
 std::string type_of(const Json& block) {
-  return block.is_object() && has_text(block, "type") ? block["type"].get<std::string>() : "";
+  return block.is_object() && has_string(block, "type") ? block["type"].get<std::string>() : "";
 }
 
 // Text, or text blocks joined by line ends.
@@ -26,7 +26,7 @@ std::optional<ApiError> joined_text(const Json& content, const std::string& wher
                                   ? where + ": every block must be an object with a type"
                                   : fmt::format("{}: blocks of type '{}' are not supported here; this model reads text",
                                                 where, shortened(type)));
-    if (!has_text(block, "text")) return bad_field(where, where + ": a text block without its text");
+    if (!has_string(block, "text")) return bad_field(where, where + ": a text block without its text");
     *out += (first ? "" : "\n") + block["text"].get<std::string>();
     first = false;
   }
@@ -43,7 +43,7 @@ class MessageReader {
     for (const auto& [key, value] : m_.items())
       if (key != "role" && key != "content")
         return bad_field(where_, fmt::format("{}: unknown field '{}'", where_, shortened(key)));
-    if (!has_text(m_, "role")) return bad_field(where_, where_ + ".role is missing");
+    if (!has_string(m_, "role")) return bad_field(where_, where_ + ".role is missing");
     role_ = m_["role"].get<std::string>();
     if (role_ != "user" && role_ != "assistant" && role_ != "system")
       return bad_field(where_, fmt::format("{}.role '{}' is unknown; it may be user, assistant or system", where_,
@@ -67,22 +67,22 @@ class MessageReader {
     const auto bad = [&](const std::string& what) { return bad_field(where_, where_ + ".content: " + what); };
     if (type.empty()) return bad("every block must be an object with a type");
     if (type == "text") {
-      if (!has_text(b, "text")) return bad("a text block without its text");
+      if (!has_string(b, "text")) return bad("a text block without its text");
       text_ += (any_text_ ? "\n" : "") + b["text"].get<std::string>();
       any_text_ = true;
     } else if (type == "thinking" && role_ == "assistant") {
-      if (!has_text(b, "thinking")) return bad("a thinking block without its thinking");
+      if (!has_string(b, "thinking")) return bad("a thinking block without its thinking");
       thinking_ += b["thinking"].get<std::string>();
     } else if (type == "redacted_thinking" && role_ == "assistant") {
       // Not made here, and not readable.
     } else if (type == "tool_use" && role_ == "assistant") {
-      if (!has_text(b, "name") || !has_text(b, "id")) return bad("a tool_use block needs an id and a name");
+      if (!has_string(b, "name") || !has_string(b, "id")) return bad("a tool_use block needs an id and a name");
       if (b.contains("input") && !b["input"].is_object()) return bad("the input of a tool_use block must be an object");
       calls_.push_back({{"id", b["id"]},
                         {"type", "function"},
                         {"function", {{"name", b["name"]}, {"arguments", b.value("input", Json::object())}}}});
     } else if (type == "tool_result" && role_ == "user") {
-      if (!has_text(b, "tool_use_id")) return bad("a tool_result block without its tool_use_id");
+      if (!has_string(b, "tool_use_id")) return bad("a tool_result block without its tool_use_id");
       std::string text;
       if (b.contains("content") && !b["content"].is_null())
         if (auto e = joined_text(b["content"], where_ + ".content: the content of a tool_result", &text)) {
@@ -129,7 +129,7 @@ std::optional<ApiError> read_messages(const Json* system, const Json& messages, 
   return set_messages(chat, out);
 }
 
-std::optional<ApiError> read_tools(const Json& tools, ChatRequest* out) {
+std::optional<ApiError> read_message_tools(const Json& tools, ChatRequest* out) {
   if (!tools.is_array()) return bad_field("tools", "tools must be a list");
   Json list = Json::array();
   for (size_t i = 0; i < tools.size(); ++i) {
@@ -148,14 +148,14 @@ std::optional<ApiError> read_tools(const Json& tools, ChatRequest* out) {
   return e;
 }
 
-std::optional<ApiError> read_choice(const Json& choice, ChatRequest* out) {
+std::optional<ApiError> read_message_choice(const Json& choice, ChatRequest* out) {
   const std::string type = type_of(choice);
   if (type == "none") {
     out->tool_choice = ToolChoice::kNone;
   } else if (type == "any" && !out->tools.empty()) {
     out->tool_choice = ToolChoice::kRequired;
   } else if (type == "tool") {
-    if (!has_text(choice, "name")) return bad_field("tool_choice", "tool_choice of type tool needs a name");
+    if (!has_string(choice, "name")) return bad_field("tool_choice", "tool_choice of type tool needs a name");
     out->tool_choice = ToolChoice::kNamed;
     out->tool_name = choice["name"].get<std::string>();
     bool found = false;
@@ -200,9 +200,9 @@ void read_input(Fields& f, ChatRequest* out) {
     if (e) f.fault(std::move(*e));
   };
   if (messages) check(read_messages(system, *messages, out));
-  if (tools) check(read_tools(*tools, out));
+  if (tools) check(read_message_tools(*tools, out));
   out->tool_choice = out->tools.empty() ? ToolChoice::kNone : ToolChoice::kAuto;
-  if (choice) check(read_choice(*choice, out));
+  if (choice) check(read_message_choice(*choice, out));
   if (thinking) {
     const std::string type = type_of(*thinking);
     if (type != "enabled" && type != "disabled" && type != "adaptive")

@@ -6,7 +6,7 @@ namespace mi::server {
 namespace {
 
 // "text|name(arguments)|..." with arguments joined.
-std::string shown(const std::vector<ToolPiece>& pieces) {
+std::string calls_shown(const std::vector<ToolPiece>& pieces) {
   std::string s;
   bool in_call = false;
   for (const ToolPiece& p : pieces) {
@@ -24,21 +24,21 @@ std::string shown(const std::vector<ToolPiece>& pieces) {
 }
 
 template <typename Make>
-void same_for_every_cut(Make make, const std::string& text, const std::string& expected) {
+void same_for_every_byte_cut(Make make, const std::string& text, const std::string& expected) {
   for (size_t step = 1; step <= text.size() + 1; step = step < 6 ? step + 1 : text.size() + 1 + (step > text.size())) {
     const auto splitter = make();
     std::vector<ToolPiece> all;
     for (size_t i = 0; i < text.size(); i += step)
       for (ToolPiece& p : splitter->push(text.substr(i, step))) all.push_back(std::move(p));
     for (ToolPiece& p : splitter->finish()) all.push_back(std::move(p));
-    EXPECT_EQ(shown(all), expected) << "pieces of " << step;
+    EXPECT_EQ(calls_shown(all), expected) << "pieces of " << step;
     if (step > text.size()) break;
   }
 }
 
 const CallMarks kMarks{"<|call|>", "<|endcall|>"};
 void marked(const std::string& text, const std::string& expected) {
-  same_for_every_cut([] { return split_marked(kMarks); }, text, expected);
+  same_for_every_byte_cut([] { return split_marked(kMarks); }, text, expected);
 }
 
 TEST(MarkedCalls, OneTwoAndTextAround) {
@@ -64,11 +64,11 @@ TEST(MarkedCalls, CutAndBrokenOnes) {
 }
 
 TEST(ListAndBare, Calls) {
-  same_for_every_cut([] { return split_list(); },
+  same_for_every_byte_cut([] { return split_list(); },
                      R"([{"name": "f", "arguments": {"a": "]}"}}, {"name": "g", "arguments": {}}])",
                      R"(|f({"a": "]}"})|g({}))");
-  same_for_every_cut([] { return split_bare("f"); }, R"({"a": 1})", R"(|f({"a": 1}))");
-  same_for_every_cut([] { return split_bare("f"); }, "", "|f()");
+  same_for_every_byte_cut([] { return split_bare("f"); }, R"({"a": 1})", R"(|f({"a": 1}))");
+  same_for_every_byte_cut([] { return split_bare("f"); }, "", "|f()");
 }
 
 TEST(Schemas, ReferencesMoveWithTheirTool) {

@@ -44,7 +44,7 @@ bool allows(const std::vector<std::string>& types, const char* type) {
   return types.empty() || std::find(types.begin(), types.end(), type) != types.end();
 }
 
-const char* type_name(const Json& j) {
+const char* json_type(const Json& j) {
   if (j.is_null()) return "null";
   if (j.is_boolean()) return "boolean";
   if (j.is_number_integer()) return "integer";
@@ -101,7 +101,7 @@ Json value_of(const std::string& text, const Json& schema, const std::string& ne
   limits.max_depth = kDeepest;
   limits.refuse_duplicate_keys = false;
   if (auto parsed = parse_json(bare, "value", limits); parsed.ok()) {
-    const std::string type = type_name(*parsed);
+    const std::string type = json_type(*parsed);
     if (allows(types, type.c_str()) || (type == "integer" && allows(types, "number"))) return std::move(parsed).value();
     if (!allows(types, "string")) return std::move(parsed).value();  // wrong, but the model's word
     return text;

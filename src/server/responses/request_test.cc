@@ -8,13 +8,13 @@ namespace {
 
 using testing::HasSubstr;
 
-std::optional<ApiError> parse(const std::string& fields, ChatRequest* r) {
+std::optional<ApiError> parse_responses(const std::string& fields, ChatRequest* r) {
   ResponseRequest told;
   return parse_response(parse_json(R"({"model": "m", )" + fields + "}", "b").value(), {}, r, &told);
 }
-std::string error(const std::string& fields) {
+std::string responses_error(const std::string& fields) {
   ChatRequest r;
-  const auto e = parse(fields, &r);
+  const auto e = parse_responses(fields, &r);
   return e ? e->message : "accepted";
 }
 
@@ -50,14 +50,14 @@ TEST(ResponseParse, FormsOfTheAnswer) {
 }
 
 TEST(ResponseParse, Refusals) {
-  EXPECT_THAT(error(R"("input": [])"), HasSubstr("input is empty"));
-  EXPECT_THAT(error(R"("input": [{"type": "item_reference", "id": "x"}])"), HasSubstr("item_reference"));
-  EXPECT_THAT(error(R"("input": [{"role": "user", "content": [{"type": "input_image"}]}])"), HasSubstr("input_image"));
-  EXPECT_THAT(error(R"("input": "x", "tools": [{"type": "web_search"}])"), HasSubstr("only tools of type 'function'"));
-  EXPECT_THAT(error(R"("input": "x", "previous_response_id": "r")"), HasSubstr("nothing is stored"));
-  EXPECT_THAT(error(R"("input": "x", "truncation": "auto")"), HasSubstr("truncation"));
-  EXPECT_THAT(error(R"("input": "x", "text": {"verbosity": "low"})"), HasSubstr("verbosity"));
-  EXPECT_THAT(error(R"("input": "x", "background": true)"), HasSubstr("background"));
+  EXPECT_THAT(responses_error(R"("input": [])"), HasSubstr("input is empty"));
+  EXPECT_THAT(responses_error(R"("input": [{"type": "item_reference", "id": "x"}])"), HasSubstr("item_reference"));
+  EXPECT_THAT(responses_error(R"("input": [{"role": "user", "content": [{"type": "input_image"}]}])"), HasSubstr("input_image"));
+  EXPECT_THAT(responses_error(R"("input": "x", "tools": [{"type": "web_search"}])"), HasSubstr("only tools of type 'function'"));
+  EXPECT_THAT(responses_error(R"("input": "x", "previous_response_id": "r")"), HasSubstr("nothing is stored"));
+  EXPECT_THAT(responses_error(R"("input": "x", "truncation": "auto")"), HasSubstr("truncation"));
+  EXPECT_THAT(responses_error(R"("input": "x", "text": {"verbosity": "low"})"), HasSubstr("verbosity"));
+  EXPECT_THAT(responses_error(R"("input": "x", "background": true)"), HasSubstr("background"));
 }
 
 }  // namespace

@@ -19,7 +19,7 @@ namespace {
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-BenchRow row(const std::string& metric, int64_t n, std::vector<double> tok_s) {
+BenchRow gate_row(const std::string& metric, int64_t n, std::vector<double> tok_s) {
   BenchRow r{metric, n, {}};
   for (double v : tok_s) r.rounds.push_back({v, 100 / v, metric == "prefill" ? 0 : v / 2});
   return r;

@@ -1,16 +1,13 @@
 #include "tools/bench/measure.h"
 
 #include <algorithm>
-#include <chrono>
 
+#include "tools/clock.h"
 #include "tools/driver.h"
 #include "tools/stats.h"
 
 namespace mi::tools {
 namespace {
-
-using Clock = std::chrono::steady_clock;
-double seconds_since(Clock::time_point t) { return std::chrono::duration<double>(Clock::now() - t).count(); }
 
 struct Case {
   std::string metric;

@@ -1,17 +1,14 @@
 #include "tools/bench/run.h"
 
-#include <chrono>
-
 #include "artifact/reader.h"
 #include "base/util.h"
 #include "base/version.h"
 #include "hw/process_memory.h"
+#include "tools/clock.h"
 #include "tools/session.h"
 
 namespace mi::tools {
 namespace {
-
-using Clock = std::chrono::steady_clock;
 
 int thread_count(const BenchOptions& o) {
   return o.session.threads > 0 ? o.session.threads : hw::advise_threads().threads;
@@ -41,7 +38,7 @@ Result<Session> open(const BenchOptions& o, int64_t tokens, double* load_s) {
   so.kv_measured = true;
   const auto start = Clock::now();
   MI_TRY(Session s, open_session(so));
-  *load_s = std::chrono::duration<double>(Clock::now() - start).count();
+  *load_s = seconds_since(start);
   return s;
 }
 

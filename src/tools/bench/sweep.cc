@@ -1,16 +1,13 @@
 #include "tools/bench/sweep.h"
 
 #include <algorithm>
-#include <chrono>
 
+#include "tools/clock.h"
 #include "tools/driver.h"
 #include "tools/stats.h"
 
 namespace mi::tools {
 namespace {
-
-using Clock = std::chrono::steady_clock;
-double seconds_since(Clock::time_point t) { return std::chrono::duration<double>(Clock::now() - t).count(); }
 
 void run_cell(Driver& d, SweepCell* c, int64_t generate, uint64_t seed) {
   d.start(c->batch, c->prompt, generate, seed);

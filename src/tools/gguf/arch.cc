@@ -111,9 +111,9 @@ const Rule kRules[] = {
 
 bool near(double a, double b) { return std::fabs(a - b) <= 1e-6 * std::fabs(b); }
 
-class Planner {
+class GgufPlanner {
  public:
-  Planner(const ir::MirDir& m, const Rule& r) : m_(m), g_(m.graph), r_(r), names_(*model::find_gguf_family(r.family)) {
+  GgufPlanner(const ir::MirDir& m, const Rule& r) : m_(m), g_(m.graph), r_(r), names_(*model::find_gguf_family(r.family)) {
     plan_.arch = names_.arch;
   }
 
@@ -473,7 +473,7 @@ std::vector<std::string> known_families() {
 
 Result<FilePlan> plan_file(const ir::MirDir& m) {
   for (const Rule& r : kRules)
-    if (m.graph.info.family == r.family) return Planner(m, r).run();
+    if (m.graph.info.family == r.family) return GgufPlanner(m, r).run();
   return bad_input("{}: family '{}' cannot be written as GGUF; those that can are {}", m.dir.string(),
                    m.graph.info.family, fmt::join(known_families(), ", "));
 }

@@ -21,7 +21,7 @@ using model::pre_tokenizer_name;
 
 Path golden(const std::string& name) { return Path(MI_SOURCE_DIR) / "tests" / "data" / "goldens" / name; }
 
-ir::MirDir exported(const std::string& name, const Path& out) {
+ir::MirDir exported_for_gguf(const std::string& name, const Path& out) {
   model::ExportOptions o;
   o.model_dir = golden(name);
   o.output = out;
@@ -91,7 +91,7 @@ TEST(Layer, EveryFixtureIsRead) {
   int64_t n = 0;
   for (const auto& e : fs::directory_iterator(golden(""))) {
     const std::string name = e.path().filename().string();
-    const ir::MirDir m = exported(name, dir / name);
+    const ir::MirDir m = exported_for_gguf(name, dir / name);
     for (const ir::Block& b : m.graph.blocks) {
       const auto l = gguf::read_layer(b);
       ASSERT_TRUE(l.ok()) << name << ": " << l.error().message();
@@ -108,7 +108,7 @@ TEST(Layer, EveryFixtureIsRead) {
 
 TEST(Layer, WhatIsNotUnderstoodIsNamed) {
   TempDir dir;
-  const ir::MirDir m = exported("qwen3_moe", dir / "mir");
+  const ir::MirDir m = exported_for_gguf("qwen3_moe", dir / "mir");
   ir::Block b = m.graph.blocks[0];
   for (ir::Node& n : b.nodes)
     if (n.op == Op::kRmsNorm) std::get<NormParams>(n.params).eps *= 2;
@@ -135,7 +135,7 @@ TEST(Arch, DifferingGraphsAreRefused) {
   TempDir dir;
   int number = 0;
   const auto refusal = [&](const std::string& fixture, const auto& change) {
-    ir::MirDir m = exported(fixture, dir / (fixture + std::to_string(number++)));
+    ir::MirDir m = exported_for_gguf(fixture, dir / (fixture + std::to_string(number++)));
     change(m.graph);
     const auto plan = gguf::plan_file(m);
     return plan.ok() ? std::string() : plan.error().message();
@@ -191,7 +191,7 @@ TEST(Arch, DifferingGraphsAreRefused) {
 
 TEST(Arch, NoFileIsLeftByARefusal) {
   TempDir dir;
-  exported("gpt_oss", dir / "mir");
+  exported_for_gguf("gpt_oss", dir / "mir");
   hw::ThreadPool pool(2);
   ConvertOptions o;
   o.model = dir / "mir";
@@ -202,7 +202,7 @@ TEST(Arch, NoFileIsLeftByARefusal) {
 
 TEST(Convert, EveryTypeIsAcceptedByTheReader) {
   TempDir dir;
-  exported("minimax_m2", dir / "mir");
+  exported_for_gguf("minimax_m2", dir / "mir");
   hw::ThreadPool pool(2);
   for (model::GgufType t :
        {model::GgufType::kF32, model::GgufType::kF16, model::GgufType::kQ8_0, model::GgufType::kQ4_0,

@@ -12,7 +12,7 @@ namespace {
 
 constexpr size_t kMostPattern = 900;  // characters, so that readers with limits (ours has 1000) take it
 
-std::string replace(std::string s, std::string_view what, const std::string& with) {
+std::string replace_all(std::string s, std::string_view what, const std::string& with) {
   for (size_t at = s.find(what); at != s.npos; at = s.find(what, at + with.size())) s.replace(at, what.size(), with);
   return s;
 }
@@ -44,14 +44,14 @@ const char* format_name(ir::WeightFormat f) {
 
 // Modules of one name but for layer and expert, in some layers (empty: in all that have it), as "re:" patterns.
 void add_patterns(const std::string& family, const std::vector<int32_t>& layers, Json* out) {
-  const std::string rx = "re:^" + replace(replace(family, ".", "\\."), "{expert}", "\\d+") + "$";
+  const std::string rx = "re:^" + replace_all(replace_all(family, ".", "\\."), "{expert}", "\\d+") + "$";
   if (layers.empty() || family.find("{layer}") == family.npos) {
-    out->push_back(replace(rx, "{layer}", "\\d+"));
+    out->push_back(replace_all(rx, "{layer}", "\\d+"));
     return;
   }
   std::string list;
   const auto flush = [&] {
-    if (!list.empty()) out->push_back(replace(rx, "{layer}", "(?:" + list + ")"));
+    if (!list.empty()) out->push_back(replace_all(rx, "{layer}", "(?:" + list + ")"));
     list.clear();
   };
   for (int32_t l : layers) {

@@ -51,9 +51,9 @@ std::string pattern_of(const std::string& glob) {
   return rx + "$";
 }
 
-class Planner {
+class HfPlanner {
  public:
-  Planner(const ir::MirDir& m, Form form, std::optional<DType> dtype)
+  HfPlanner(const ir::MirDir& m, Form form, std::optional<DType> dtype)
       : m_(m), g_(m.graph), form_(form), dtype_(dtype) {}
 
   Result<FilePlan> run() {
@@ -344,7 +344,7 @@ class Planner {
 }  // namespace
 
 Result<FilePlan> plan_files(const ir::MirDir& m, Form form, std::optional<DType> dtype) {
-  return Planner(m, form, dtype).run();
+  return HfPlanner(m, form, dtype).run();
 }
 
 std::optional<Shape> shape_before(const std::vector<ViewOp>& ops, Shape s, bool is_vector) {

@@ -1,19 +1,16 @@
 #include "tools/profile/profile.h"
 
 #include <algorithm>
-#include <chrono>
 #include <functional>
 
 #include "artifact/reader.h"
 #include "base/util.h"
 #include "base/version.h"
+#include "tools/clock.h"
 #include "tools/driver.h"
 
 namespace mi::tools {
 namespace {
-
-using Clock = std::chrono::steady_clock;
-double seconds_since(Clock::time_point t) { return std::chrono::duration<double>(Clock::now() - t).count(); }
 
 constexpr uint64_t kSeed = 7;  // one for all rounds: the same ids choose the same experts
 
