@@ -42,6 +42,7 @@ struct EngineFlags {
   std::string attention_order = "auto";
   std::string weights = "auto";
   uint64_t expert_cache = 0;
+  std::string expert_profile;
   bool memory_pool = true;
   bool no_numa = false;
   bool no_checksums = false;

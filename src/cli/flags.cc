@@ -34,12 +34,16 @@ void add_engine_flags(CLI::App& app, EngineFlags* f, bool sequences) {
                      "read the weights into huge pages, map the file, or auto: read when the memory is there")
           ->check(CLI::IsMember({"auto", "read", "map"}))
           ->capture_default_str();
-  app.add_option("--expert-cache", f->expert_cache,
+  CLI::Option* cache = app.add_option("--expert-cache", f->expert_cache,
                  "for engines larger than memory: experts stay on disk and are read as they are chosen, into so much "
                  "memory; the other weights are read at start. 2gib, 500mb and the like, too")
       ->transform(CLI::AsSizeValue(true))
       ->check(CLI::Range(uint64_t(1), uint64_t(1) << 50))
       ->excludes(weights);
+  app.add_option("--expert-profile", f->expert_profile,
+                 "what 'metainfer profile --experts' wrote: the experts that real traffic chooses most are read at start "
+                 "and stay longer")
+      ->needs(cache);
   app.add_option("--memory-pool", f->memory_pool,
                  "true: memory of keys and values, once used, is kept for the next request; false: the kernel gets it "
                  "back when a request ends")
@@ -59,6 +63,7 @@ tools::SessionOptions session_options(const EngineFlags& f) {
   o.attention_order = f.attention_order;
   o.weights = f.weights;
   o.expert_cache_bytes = int64_t(f.expert_cache);
+  o.expert_profile = f.expert_profile;
   o.memory_pool = f.memory_pool;
   o.numa = !f.no_numa;
   o.verify_checksums = !f.no_checksums;

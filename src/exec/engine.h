@@ -4,6 +4,7 @@
 
 #include <filesystem>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <span>
@@ -36,6 +37,8 @@ struct LoadOptions {
   // > 0: experts' matrices stay on disk and are read as steps choose them, into so much memory (exec/expert_stream.h); the
   // other weights are read into memory, but for the embedding, which is mapped. `weights` then must be "auto".
   int64_t expert_cache_bytes = 0;
+  // By layer, how likely a token chooses each expert, if that is known: the likeliest are read at load, and stay longer.
+  std::map<int32_t, std::vector<float>> expert_chances;
   std::vector<int> weight_nodes;       // memory nodes for weights that are read (hw::NumaPlan); empty: as the kernel likes
   std::function<void(int64_t done_bytes, int64_t total_bytes)> progress;   // may be empty
   std::optional<hw::CpuFeatures> cpu;  // kernels are chosen for it instead of hw::cpu(); tests compare ISAs in one process

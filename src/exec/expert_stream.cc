@@ -20,6 +20,7 @@ namespace {
 
 constexpr int64_t kPage = 4096;            // what direct reads are aligned to
 constexpr int kReaders = 8;                // with parts of this size: 2.6 GB/s of a disk that gives one thread 1.6
+constexpr double kLately = 32, kPays = 0.8;  // experts read ahead; share of them that has to be wanted
 constexpr int64_t kPart = int64_t(512) << 10;
 
 int64_t page_ceil(int64_t n) { return (n + kPage - 1) / kPage * kPage; }
@@ -155,6 +156,7 @@ int32_t ExpertStream::victim(size_t pool, bool for_prefetch) const {
 void ExpertStream::start(const Load& l, bool ahead) {
   Slot& s = slot(l);
   if (s.unit >= 0) slot_of_[size_t(s.unit)] = -1;
+  if (s.ahead) ahead_wanted_ -= ahead_wanted_ / kLately;  // replaced before anyone wanted it
   const GroupState& g = groups_[l.group];
   s.unit = unit(l.group, l.expert);
   s.pinned = !ahead;
@@ -194,7 +196,10 @@ void ExpertStream::each_part(size_t group, std::span<const int32_t> wanted, cons
     }
     s->pinned = true;
     ++(s->reading == 0 ? stats_.hits : stats_.misses);
-    stats_.prefetch_used += s->ahead;
+    if (s->ahead) {
+      ++stats_.prefetch_used;
+      ahead_wanted_ += (1 - ahead_wanted_) / kLately;
+    }
     s->ahead = false;
     const auto queued = std::find_if(ahead_.begin(), ahead_.end(), [&](const Load& l) { return l.group == group && l.expert == e; });
     if (queued == ahead_.end()) continue;
@@ -248,6 +253,8 @@ void ExpertStream::prefetch(std::span<const size_t> groups, std::span<const int3
       ++stats_.prefetched;
     }
 }
+
+bool ExpertStream::ahead_pays() const { return ahead_wanted_ >= kPays || clock_ / int64_t(groups_.size()) % 16 == 0; }
 
 void ExpertStream::set_prior(size_t group, std::span<const float> chances) {
   std::lock_guard lock(mutex_);

@@ -50,6 +50,10 @@ class ExpertStream {
   // These experts of these groups will probably be wanted soon, the likeliest first: read when nothing that is wanted now
   // has to be. Takes the place of what was foreseen before and not begun.
   void prefetch(std::span<const size_t> groups, std::span<const int32_t> experts);
+  // Whether reading ahead is worth it: most of what was read ahead lately was wanted afterwards. Else one step in sixteen
+  // tries again. Qwen3-30B-A3B's layers with random weights, room for a sixth of the experts: 37 % were wanted, and 16
+  // instead of 21 tokens per second made. For the caller of each_part.
+  bool ahead_pays() const;
 
   // How likely a token chooses each expert, as far as known beforehand; learned further from what is wanted.
   void set_prior(size_t group, std::span<const float> chances);
@@ -115,6 +119,7 @@ class ExpertStream {
   std::deque<Load> ahead_;  // of which nothing is read yet
   bool ending_ = false;
   int64_t clock_ = 0;
+  double ahead_wanted_ = 0;  // share of what was read ahead lately
   std::vector<int32_t> slot_of_;   // by unit; -1: not in memory
   std::vector<int32_t> group_of_;  // by unit
   std::vector<int32_t> pending_, missing_, part_;

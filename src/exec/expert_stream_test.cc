@@ -118,6 +118,31 @@ TEST(ExpertStream, ReadsAheadAndCountsWhatThatWasWorth) {
   EXPECT_EQ(s->stats().prefetch_used, 1);
 }
 
+TEST(ExpertStream, ReadsAheadOnlyWhileThatIsRight) {
+  const TempDir dir;
+  const std::filesystem::path file = dir / "weights.bin";
+  { std::ofstream(file) << ""; }
+  std::filesystem::resize_file(file, 64 * 4096);
+  auto s = ExpertStream::open(file, {{64, 1, {{0, 4096, 4096}}}}, 16 * 4096);
+  ASSERT_TRUE(s.ok());
+  const size_t group[] = {0};
+  const auto share_of_steps = [&](bool right) {
+    int pays = 0;
+    for (int32_t step = 0; step < 320; ++step) {
+      const int32_t want[] = {step * 5 % 32}, ahead[] = {right ? (step + 1) * 5 % 32 : 32 + step * 5 % 32};
+      (*s)->each_part(0, want, [](std::span<const int32_t>) {});
+      pays += (*s)->ahead_pays();
+      if ((*s)->ahead_pays()) (*s)->prefetch(group, ahead);
+    }
+    return double(pays) / 320;
+  };
+  EXPECT_LT(share_of_steps(false), 0.1) << "it only tries now and then";
+  for (int i = 0; i < 8; ++i) share_of_steps(true);  // learnt from one try in sixteen steps
+  EXPECT_EQ(share_of_steps(true), 1);
+  share_of_steps(false);
+  EXPECT_LT(share_of_steps(false), 0.3);
+}
+
 TEST(ExpertStream, RefusesACacheWithoutRoomAndAMissingFile) {
   const Weights w;
   auto s = ExpertStream::open(w.file, w.groups, kSmall + kLarge - 1);

@@ -45,7 +45,7 @@ std::vector<Foresight> find_foresight(const Context& c) {
 
 void foresee(Context& c, size_t router) {
   const auto f = std::find_if(c.foresight.begin(), c.foresight.end(), [&](const Foresight& x) { return x.router == router; });
-  if (f == c.foresight.end()) return;
+  if (f == c.foresight.end() || !c.stream->ahead_pays()) return;
   const artifact::Manifest& m = c.manifest();
   const Instr &route = m.program[f->next_route], &next = m.program[f->next_router];
   const auto& p = std::get<RouteParams>(route.params);

@@ -151,6 +151,10 @@ Status stream_weights(Context& c) {
 
   MI_TRY(c.stream, ExpertStream::open(c.artifact.dir / "weights.bin", std::move(groups), c.options.expert_cache_bytes));
   c.stream->commit(*c.pool);
+  for (size_t n = 0; n < m.program.size(); ++n)
+    if (const auto chances = c.options.expert_chances.find(m.program[n].layer); c.stream_group[n] >= 0 && chances != c.options.expert_chances.end())
+      c.stream->set_prior(size_t(c.stream_group[n]), chances->second);
+  if (!c.options.expert_chances.empty()) c.stream->fill();
   c.foresight = find_foresight(c);
   const StreamStats s = c.stream->stats();
   c.weights_place = fmt::format("{} read into memory; experts read from disk{} as steps choose them, {} in memory for {} of {}",

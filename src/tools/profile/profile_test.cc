@@ -6,6 +6,7 @@
 #include <numeric>
 
 #include "exec/test_model.h"
+#include "hw/process_memory.h"
 #include "tools/profile/report.h"
 #include "tools/testing.h"
 
