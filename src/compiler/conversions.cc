@@ -1,5 +1,6 @@
 #include "compiler/conversions.h"
 
+#include <functional>
 #include <fmt/format.h>
 
 #include <algorithm>

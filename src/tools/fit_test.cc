@@ -22,6 +22,7 @@ struct FitTest : ::testing::Test {
     q.manifest = &m;
     q.batch = 32;
     q.seq = 4096;
+    q.load.max_tokens_per_step = 2048;
     q.room = 16000 * kMiB;
   }
 };

@@ -8,18 +8,18 @@ namespace {
 
 using testing::HasSubstr;
 
-std::optional<ApiError> parse(const std::string& fields, ChatRequest* r) {
+std::optional<ApiError> parse_anthropic(const std::string& fields, ChatRequest* r) {
   return parse_message(parse_json(R"({"model": "m", "max_tokens": 7, )" + fields + "}", "b").value(), {}, r);
 }
 std::string error(const std::string& fields) {
   ChatRequest r;
-  const auto e = parse(fields, &r);
+  const auto e = parse_anthropic(fields, &r);
   return e ? e->message : "accepted";
 }
 
 TEST(MessageParse, AConversationWithToolsBecomesAChat) {
   ChatRequest r;
-  const auto e = parse(R"("system": [{"type": "text", "text": "be kind"}],
+  const auto e = parse_anthropic(R"("system": [{"type": "text", "text": "be kind"}],
     "messages": [{"role": "user", "content": "weather?"},
       {"role": "assistant", "content": [{"type": "thinking", "thinking": "hm", "signature": "s"}, {"type": "text", "text": "let me see"},
         {"type": "tool_use", "id": "t1", "name": "weather", "input": {"city": "Oslo"}}]},

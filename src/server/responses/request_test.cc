@@ -20,7 +20,7 @@ std::string responses_error(const std::string& fields) {
 
 TEST(ResponseParse, ItemsBecomeAChat) {
   ChatRequest r;
-  const auto e = parse(
+  const auto e = parse_responses(
       R"("instructions": "be kind", "input": [{"role": "user", "content": [{"type": "input_text", "text": "weather?"}]},
     {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "hm"}]},
     {"type": "message", "role": "assistant", "id": "msg_1", "status": "completed", "content": [{"type": "output_text", "text": "let me see", "annotations": []}]},
@@ -44,7 +44,7 @@ TEST(ResponseParse, ItemsBecomeAChat) {
 
 TEST(ResponseParse, FormsOfTheAnswer) {
   ChatRequest r;
-  ASSERT_FALSE(parse(
+  ASSERT_FALSE(parse_responses(
       R"("input": "x", "text": {"format": {"type": "json_schema", "name": "n", "schema": {"type": "object"}}})", &r));
   EXPECT_EQ(r.format, AnswerFormat::kJsonSchema);
 }

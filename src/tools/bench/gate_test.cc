@@ -39,7 +39,7 @@ BenchRecord record(double prefill = 900, double decode = 60) {
   r.machine = testing::machine();
   r.engine = {"mini", "w8a8", "0123456789abcdef"};
   r.settings = {{{512}, {128}, {}}, "bf16", "tiles", 512};
-  r.rows = {row("prefill", 512, rounds(prefill, 1)), row("decode", 128, rounds(decode, 2))};
+  r.rows = {gate_row("prefill", 512, rounds(prefill, 1)), gate_row("decode", 128, rounds(decode, 2))};
   r.shares = {{0, 700, {Bound::kArithmetic, 0.7}}, {30, 60, {Bound::kMemory, 0.75}}};
   r.load_s = 1.5;
   r.peak_bytes = 3'000'000'000;
@@ -164,7 +164,7 @@ TEST(CompareTest, RegressedOnlyWhenItIsSure) {
 
 TEST(CompareTest, NoiseWidensTheIntervalInsteadOfFailing) {
   BenchRecord noisy = record();
-  noisy.rows[1] = row("decode", 128, {20, 62, 30, 58, 61, 25, 54});  // median 54 of 60, but all over the place
+  noisy.rows[1] = gate_row("decode", 128, {20, 62, 30, 58, 61, 25, 54});  // median 54 of 60, but all over the place
   const auto c = compare_records(noisy, record(), "b", {});
   const CompareRow& r = find(*c, "decode 128 tok/s");
   EXPECT_LT(r.ratio.mid, 0.95);
@@ -191,14 +191,14 @@ TEST(CompareTest, PhasesCancelInRatiosOfRounds) {
     ours.push_back(90 * phase * (1 + 0.002 * i));
     theirs.push_back(100 * phase);
   }
-  const Comparison c = compare_rounds({row("decode", 128, ours)}, {row("decode", 128, theirs)}, "old", {});
+  const Comparison c = compare_rounds({gate_row("decode", 128, ours)}, {gate_row("decode", 128, theirs)}, "old", {});
   const CompareRow& r = find(c, "decode 128 tok/s");
   EXPECT_TRUE(r.regressed);
   EXPECT_GT(r.ratio.low, 0.89);
   EXPECT_LT(r.ratio.high, 0.92);
   BenchRecord a = record(), b = record();
-  a.rows[1] = row("decode", 128, ours);
-  b.rows[1] = row("decode", 128, theirs);
+  a.rows[1] = gate_row("decode", 128, ours);
+  b.rows[1] = gate_row("decode", 128, theirs);
   EXPECT_FALSE(find(*compare_records(a, b, "b", {}), "decode 128 tok/s").regressed) << "unpaired it is not certain";
 }
 

@@ -40,7 +40,8 @@ TEST(ExpertProfile, EvidenceOfSkewAndOfNone) {
   ASSERT_EQ(even.caches.size(), 4u);
   EXPECT_NEAR(even.caches[2].plain, 0.5, 0.06) << "half of the experts, all alike";
   EXPECT_NEAR(even.caches[2].prior, even.caches[2].plain, 0.03) << "nothing to know beforehand";
-  EXPECT_GT(hot.caches[0].prior, 0.45) << "room for two: those that half of the tokens choose";
+  EXPECT_GT(hot.caches[0].prior, 0.4) << "room for two: those that half of the tokens choose, which others push out";
+  EXPECT_GE(hot.caches[0].prior, hot.caches[0].plain);
   EXPECT_THAT(expert_evidence_text(traffic(50), hot), HasSubstr("judged on the second"));
 }
 
@@ -58,12 +59,12 @@ TEST(ExpertProfile, AnotherOrderIsWorthSomethingWhereExpertsShareAPage) {
   m.weights = {w};
   ExpertProfile p = traffic(0, 400);   // experts 2 and 13 together, always
   for (int64_t t = 0; t < p.tokens; ++t) p.layers[0].ids[size_t(2 * t)] = 2, p.layers[0].ids[size_t(2 * t + 1)] = 13;
-  EXPECT_EQ(weigh_order(p, m).pages, 2);
-  EXPECT_EQ(weigh_order(p, m).reordered, 1);
+  EXPECT_NEAR(weigh_order(p, m).pages, 2, 1e-9);
+  EXPECT_NEAR(weigh_order(p, m).reordered, 1, 1e-9);
   EXPECT_THAT(order_evidence_text(weigh_order(p, m)), HasSubstr("worth a try"));
   m.weights[0].expert_stride = 8192;   // pages of their own
-  EXPECT_EQ(weigh_order(p, m).pages, 4);
-  EXPECT_EQ(weigh_order(p, m).reordered, 4);
+  EXPECT_NEAR(weigh_order(p, m).pages, 4, 1e-9);
+  EXPECT_NEAR(weigh_order(p, m).reordered, 4, 1e-9);
   EXPECT_THAT(order_evidence_text(weigh_order(p, m)), HasSubstr("worth nothing"));
 }
 
