@@ -1,9 +1,9 @@
 #include "compiler/conversions.h"
 
-#include <functional>
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <functional>
 
 #include "compiler/fallbacks.h"
 
