@@ -22,13 +22,6 @@ function(mi_precompile target owner headers)
   endif()
 endfunction()
 
-# CMAKE_UNITY_BUILD (the presets unit, asan, tsan and fuzz): a room's files are compiled some together, which reads headers and
-# instantiates their templates once for all of them. Names in unnamed namespaces are therefore unique in a room. Files with an
-# ISA suffix have flags of their own and stay alone.
-if(CMAKE_UNITY_BUILD AND CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
-  add_compile_options(-Wno-subobject-linkage)   # GCC takes a class with a member of an unnamed namespace's type for one in a header
-endif()
-
 # The rooms whose loops the tests wait for. Under a sanitizer only they are optimised: instrumented code takes GCC three
 # times as long to optimise as plain code, and what is not optimised away is checked. With MI_FAST_BUILD the others and
 # the tests are optimised a little: enough for the checks, and quicker to compile.
