@@ -10,9 +10,40 @@ mod python;
 mod template;
 mod tokenizer;
 
+use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::RefCell;
 use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::sync::Once;
+
+/// Without memory the process ends as where C++ finds none, with one sentence and exit code 3: Rust itself would abort.
+struct OrEnd;
+
+unsafe impl GlobalAlloc for OrEnd {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        found(System.alloc(layout))
+    }
+    unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
+        found(System.alloc_zeroed(layout))
+    }
+    unsafe fn realloc(&self, at: *mut u8, layout: Layout, size: usize) -> *mut u8 {
+        found(System.realloc(at, layout, size))
+    }
+    unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
+        System.dealloc(at, layout)
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: OrEnd = OrEnd;
+
+unsafe fn found(at: *mut u8) -> *mut u8 {
+    if at.is_null() {
+        let text = b"error: out of memory\n";
+        libc::write(libc::STDERR_FILENO, text.as_ptr().cast(), text.len());
+        libc::_exit(3);
+    }
+    at
+}
 
 /// Why a call failed, as one sentence.
 pub type Failure = String;

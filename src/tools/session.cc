@@ -41,8 +41,8 @@ Status plan(const SessionOptions& o, int threads, exec::LoadOptions* l, Session*
       return {};
     }
     const std::string ways = what_would_fit(q);
-    return fail(ErrorCode::kEnvironment, "{}: does not fit: {} are needed and {} of memory are available; {}{}",
-                o.engine.string(), human_bytes(double(needed)), human_bytes(double(q.room)),
+    return fail(ErrorCode::kEnvironment, "{}: does not fit: {} are needed, {} of them for keys and values, and {} of memory are available; {}{}",
+                o.engine.string(), human_bytes(double(needed)), human_bytes(double(s->memory.kv)), human_bytes(double(q.room)),
                 o.kv_measured ? "measure fewer streams or shorter prompts" : "fewer --kv-tokens", ways.empty() ? "" : ", or " + ways);
   }
   // A mapped file gives its memory back when others need it.

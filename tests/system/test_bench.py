@@ -190,7 +190,8 @@ def test_against_itself_and_against_a_liar(mini_int8, tmp_path):
 
 # Of bench, what is not for a program that it runs: cases and rounds it is given in any case, the rest is this program's.
 OURS = {"--engine", "--prefill", "--decode", "--batch", "--rounds", "--json", "--no-probe", "--sweep", "--save", "--baseline", "--against",
-        "--against-engine", "--threshold", "--other-engine", "--history", "--force", "--help"}
+        "--against-engine", "--threshold", "--other-engine", "--history", "--force", "--help",
+        "--expert-cache", "--expert-profile"}    # refused beside --against
 
 
 def test_both_programs_are_told_every_flag_of_the_engine(mini_int8, tmp_path):

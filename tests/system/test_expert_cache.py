@@ -10,7 +10,7 @@ import pytest
 from conftest import BINARY, EVAL, MemoryGroup, Server, build, export, run
 from test_scheduling import metric, post, prose
 
-PROMPT = ["--chat", "What is 23 + 45?", "--max-tokens", 40, "--json"]
+PROMPT = ["--prompt", "Once upon a time", "--max-tokens", 40, "--json"]
 SIZES = ["100gb", "4mb", "400kb"]  # all experts, some, a few
 
 
@@ -28,7 +28,7 @@ def engine(request, mini_w8a8, mini_int8, mini_int4, mini_float, work):
 
 def test_the_same_tokens_from_a_cache_of_any_size(engine):
     want = generated(engine)
-    assert len(want) > 3
+    assert len(want) > 30
     for size in SIZES if "float" not in engine.name else ["100gb", "4mb"]:
         for threads in (1, 2):
             assert generated(engine, "--expert-cache", size, "--threads", threads) == want, size
@@ -70,7 +70,7 @@ def test_what_cannot_be(mini_int8, tmp_path):
     assert "are the least that works" in run("generate", "--engine", mini_int8, *PROMPT, "--expert-cache", "1kb", ok=2).stderr
     assert "--weights" in run("generate", "--engine", mini_int8, *PROMPT, "--expert-cache", "2mb", "--weights", "read", ok=2).stderr
     assert "--expert-cache" in run("generate", "--engine", mini_int8, *PROMPT, "--expert-cache", "much", ok=2).stderr
-    assert "leave --expert-cache out" in run("bench", "--engine", mini_int8, "--expert-cache", "2mb", "--against", BINARY, "--rounds", 3, ok=2).stderr
+    assert "leave --expert-cache out" in run("bench", "--engine", mini_int8, "--expert-cache", "2mb", "--against", BINARY, "--rounds", 5, ok=2).stderr
 
 
 @pytest.fixture(scope="module")
