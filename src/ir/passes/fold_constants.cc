@@ -31,10 +31,7 @@ bool fold_one_constant(Block& b) {
     if (!embed || std::get<EmbedParams>(embed->params).scale != 1) continue;
     Node folded = *embed;
     folded.params = EmbedParams{factor};
-    folded.out = scale.out;
-    remove_node(b.nodes[size_t(p)]);
-    scale = std::move(folded);
-    tidy(b);
+    absorb_producer(b, u, scale, std::move(folded));
     return true;
   }
   return false;
@@ -43,9 +40,7 @@ bool fold_one_constant(Block& b) {
 }  // namespace
 
 bool fold_constants(Block& b, const FusionRules&) {
-  bool changed = false;
-  while (fold_one_constant(b)) changed = true;
-  return changed;
+  return until_none(b, fold_one_constant);
 }
 
 }  // namespace mi::ir

@@ -17,12 +17,7 @@ bool fuse_one_activation_quantize(Block& b) {
     if (q.op != Op::kQuantize || q.pinned || !q.weights.empty()) continue;
     const Node* act = absorbable_producer(b, u, q.in[0], Op::kActivation);
     if (!act) continue;
-    const int32_t at = u.producer(q.in[0]);
-    Node fused = *act;
-    fused.out = q.out;
-    remove_node(b.nodes[size_t(at)]);
-    q = std::move(fused);
-    tidy(b);
+    absorb_producer(b, u, q, *act);
     return true;
   }
   return false;
@@ -31,9 +26,7 @@ bool fuse_one_activation_quantize(Block& b) {
 }  // namespace
 
 bool fuse_activation_quantize(Block& b, const FusionRules&) {
-  bool changed = false;
-  while (fuse_one_activation_quantize(b)) changed = true;
-  return changed;
+  return until_none(b, fuse_one_activation_quantize);
 }
 
 }  // namespace mi::ir

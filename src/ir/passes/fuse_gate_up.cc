@@ -40,9 +40,7 @@ bool fuse_one_gate_up(Block& b, const FusionRules& rules) {
 }  // namespace
 
 bool fuse_gate_up(Block& b, const FusionRules& rules) {
-  bool changed = false;
-  while (fuse_one_gate_up(b, rules)) changed = true;
-  return changed;
+  return until_none(b, [&](Block& x) { return fuse_one_gate_up(x, rules); });
 }
 
 }  // namespace mi::ir

@@ -33,9 +33,7 @@ bool fuse_one_norm(Block& b) {
 }  // namespace
 
 bool fuse_norm_quantize(Block& b, const FusionRules&) {
-  bool changed = false;
-  while (fuse_one_norm(b)) changed = true;
-  return changed;
+  return until_none(b, fuse_one_norm);
 }
 
 }  // namespace mi::ir

@@ -74,9 +74,7 @@ bool fuse_one_qkv(Block& b, const FusionRules& rules) {
 }  // namespace
 
 bool fuse_qkv(Block& b, const FusionRules& rules) {
-  bool changed = false;
-  while (fuse_one_qkv(b, rules)) changed = true;
-  return changed;
+  return until_none(b, [&](Block& x) { return fuse_one_qkv(x, rules); });
 }
 
 }  // namespace mi::ir

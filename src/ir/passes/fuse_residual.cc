@@ -25,10 +25,7 @@ bool absorb_scale(Block& b) {
     if (!linear || linear->in.size() != 1 || std::get<LinearParams>(linear->params).out_scale != 1) continue;
     Node fused = *linear;
     fused.params = LinearParams{std::get<ScaleParams>(scale.params).factor};
-    fused.out = scale.out;
-    remove_node(b.nodes[size_t(u.producer(scale.in[0]))]);
-    scale = std::move(fused);
-    tidy(b);
+    absorb_producer(b, u, scale, std::move(fused));
     return true;
   }
   return false;
@@ -64,10 +61,8 @@ bool absorb_add(Block& b) {
 }  // namespace
 
 bool fuse_residual(Block& b, const FusionRules&) {
-  bool changed = false;
-  while (absorb_scale(b)) changed = true;
-  while (absorb_add(b)) changed = true;
-  return changed;
+  const bool scaled = until_none(b, absorb_scale);
+  return until_none(b, absorb_add) || scaled;
 }
 
 }  // namespace mi::ir

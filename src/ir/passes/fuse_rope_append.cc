@@ -36,9 +36,7 @@ bool fuse_one_rope_append(Block& b) {
 }  // namespace
 
 bool fuse_rope_append(Block& b, const FusionRules&) {
-  bool changed = false;
-  while (fuse_one_rope_append(b)) changed = true;
-  return changed;
+  return until_none(b, fuse_one_rope_append);
 }
 
 }  // namespace mi::ir

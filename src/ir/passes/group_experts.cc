@@ -69,9 +69,7 @@ bool group_one_block(Block& b) {
 }  // namespace
 
 bool group_experts(Block& b, const FusionRules&) {
-  bool changed = false;
-  while (group_one_block(b)) changed = true;
-  return changed;
+  return until_none(b, group_one_block);
 }
 
 }  // namespace mi::ir

@@ -1,5 +1,7 @@
 #include "ir/passes/rewrite.h"
 
+#include <utility>
+
 namespace mi::ir {
 
 Uses::Uses(const Block& b)
@@ -46,6 +48,13 @@ bool stack_together(const Block& b, const Node& a, const Node& c, const FusionRu
   const WeightDecl *bias_a = single_weight(b, a, Role::kBias), *bias_c = single_weight(b, c, Role::kBias);
   if (!bias_a || !bias_c) return !bias_a && !bias_c;
   return fit(*bias_a, *bias_c);
+}
+
+void absorb_producer(Block& b, const Uses& u, Node& node, Node fused) {
+  fused.out = node.out;
+  remove_node(b.nodes[size_t(u.producer(node.in[0]))]);
+  node = std::move(fused);
+  tidy(b);
 }
 
 }  // namespace mi::ir

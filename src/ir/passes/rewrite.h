@@ -39,6 +39,17 @@ bool stackable(const Block& b, const Node& n);
 // in neither.
 bool stack_together(const Block& b, const Node& a, const Node& c, const FusionRules& rules);
 
+// The node takes the producer of its first input into itself: `fused` stands where the node stood and makes what it made.
+void absorb_producer(Block& b, const Uses& u, Node& node, Node fused);
+
+// One rewrite at a time, step(b) -> whether there was one, until there is none.
+template <typename Step>
+bool until_none(Block& b, Step step) {
+  bool changed = false;
+  while (step(b)) changed = true;
+  return changed;
+}
+
 // ---- the passes, each in the file of its name
 bool fold_constants(Block& b, const FusionRules& rules);
 bool fuse_qkv(Block& b, const FusionRules& rules);
