@@ -1,4 +1,5 @@
 """The program as its users run it. Engines are built once per session into a temporary folder."""
+import inspect
 import json
 import os
 import pathlib
@@ -120,7 +121,14 @@ def mounted(mount, size):
 
 @pytest.fixture(scope="session")
 def work(tmp_path_factory):
+    """Where fixtures of the session keep what they make. A test writes to its tmp_path: here two would meet under one name."""
     return tmp_path_factory.mktemp("engines")
+
+
+def pytest_collection_modifyitems(items):
+    for item in items:
+        if "work" in inspect.signature(item.function).parameters:
+            raise pytest.UsageError(f"{item.nodeid} takes `work`, the folder of the session's fixtures: take tmp_path")
 
 
 @pytest.fixture(scope="session")

@@ -53,27 +53,27 @@ def show(columns, capsys):
         print(f"{'greedy equal':<14}" + "".join(f"{r['greedy_equal']:>19}" for r in columns.values()))
 
 
-def test_table_of_schemes(mini_mir, mini_float, mini_int8, work, capsys):
+def test_table_of_schemes(mini_mir, mini_float, mini_int8, tmp_path, capsys):
     """Per token without smoothing and per tensor, shown beside; the smoothed one must be the best of them in perplexity."""
     columns = {"float": result("float", mini_float), "int8 smooth": result("int8", mini_int8)}
     for name, scheme, smooth in (("per token", "per_token", "false"), ("per tensor", "per_tensor", "false"), ("per tensor smooth", "per_tensor", "true")):
-        mir = work / name.replace(" ", "-")
+        mir = tmp_path / name.replace(" ", "-")
         quantize(mini_mir, mir, RECIPE % (scheme, smooth), "--calib", EVAL / "calib.jsonl", "--no-compare")
-        columns[name] = result(name, build(mir, work / (mir.name + "-engine")))
+        columns[name] = result(name, build(mir, tmp_path / (mir.name + "-engine")))
     show(columns, capsys)
     ppl = {name: r["text_perplexity"] for name, r in columns.items()}
     assert ppl["int8 smooth"] < ppl["per token"] < ppl["per tensor"]
 
 
-def test_int4_by_size_of_group(mini_mir, mini_float, mini_int8, mini_int4, work, capsys):
+def test_int4_by_size_of_group(mini_mir, mini_float, mini_int8, mini_int4, tmp_path, capsys):
     """W4A8, shown beside float and int8. Measured with smoothing: no task group loses more than 1.0 points, perplexity
     grows by at most 0.6 permille at every size of groups; without smoothing (128) by 5.5 permille. The bounds leave room for
     a choice of scales that is otherwise as good."""
     columns = {"float": result("float", mini_float), "int8": result("int8", mini_int8), "int4 g128": result("int4 g128", mini_int4)}
     for name, group, smooth in (("int4 g64", 64, "true"), ("int4 g32", 32, "true"), ("int4 g128 plain", 128, "false")):
-        mir = work / name.replace(" ", "-")
+        mir = tmp_path / name.replace(" ", "-")
         quantize(mini_mir, mir, RECIPE_INT4 % (group, smooth), "--calib", EVAL / "calib.jsonl", "--no-compare")
-        columns[name] = result(name, build(mir, work / (mir.name + "-engine")))
+        columns[name] = result(name, build(mir, tmp_path / (mir.name + "-engine")))
     show(columns, capsys)
     plain = columns.pop("int4 g128 plain")
     for name in ("int4 g128", "int4 g64", "int4 g32"):
@@ -104,12 +104,12 @@ def test_verify_against_the_float_graph(mini_int8, mini_mir):
     assert report["ok"] and report["mean_kl"] < 0.02
 
 
-def test_verify_points_at_a_damaged_layer(mini_w8a8, mini_mir, work):
+def test_verify_points_at_a_damaged_layer(mini_w8a8, mini_mir, tmp_path):
     """One layer's scales times four in the int8 model: verify must name that layer, not a later one."""
     import shutil
     import struct
 
-    damaged = work / "damaged"
+    damaged = tmp_path / "damaged"
     shutil.copytree(mini_w8a8, damaged)
     for shard in sorted((damaged / "weights").glob("*.safetensors")):
         raw = bytearray(shard.read_bytes())
@@ -121,14 +121,14 @@ def test_verify_points_at_a_damaged_layer(mini_w8a8, mini_mir, work):
                 values = struct.unpack(f"<{(end - begin) // 4}f", raw[begin:end])
                 raw[begin:end] = struct.pack(f"<{len(values)}f", *(4 * v for v in values))
         shard.write_bytes(raw)
-    engine = build(damaged, work / "damaged-engine")
+    engine = build(damaged, tmp_path / "damaged-engine")
     done = run("verify", "--engine", engine, "--model", mini_mir, "--json", "--quiet", ok=1)
     assert "layer 3" in json.loads(done.stdout)["first_difference"]
 
 
-def test_same_input_same_bytes(mini_mir, mini_w8a8, mini_w4a8, work):
+def test_same_input_same_bytes(mini_mir, mini_w8a8, mini_w4a8, tmp_path):
     for first, recipe in ((mini_w8a8, RECIPE % ("per_token", "true")), (mini_w4a8, RECIPE_INT4 % (128, "true"))):
-        again = work / (first.name + "-again")
+        again = tmp_path / (first.name + "-again")
         quantize(mini_mir, again, recipe, "--calib", EVAL / "calib.jsonl", "--threads", "1", "--no-compare")
         for file in sorted(first.rglob("*")):
             if file.is_file():
