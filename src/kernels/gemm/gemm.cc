@@ -1,5 +1,7 @@
 #include "kernels/gemm/gemm.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <cstdlib>
 #include <memory>
@@ -20,6 +22,13 @@ void check_args(const GemmKernel& kernel, const GemmArgs& a) {
                 ((a.w_scale || a.w_scale_bf16) && int4_group_ok(a.group) && a.x_scale_offset > 0),
             "{}: int4 needs scales and a group of 32, 64 or 128, not {}", kernel.name, a.group);
   MI_DCHECK(uintptr_t(a.w) % 64 == 0, "{}: weights not aligned", kernel.name);
+}
+
+// Weights that stay in a core's L2 cache beside rows and results: half of it, as far as the system names its size. 1 MiB
+// instead of 512 KiB of the 2 of a Xeon: 2048 rows of 4096 by 2048 columns in 36 instead of 47 ms.
+int64_t block_bytes() {
+  static const int64_t bytes = std::clamp<int64_t>(sysconf(_SC_LEVEL2_CACHE_SIZE) / 2, int64_t(512) << 10, int64_t(1) << 20);
+  return bytes;
 }
 
 }  // namespace
@@ -60,7 +69,7 @@ void gemm_run(const GemmKernel& kernel, const GemmArgs& a, hw::ThreadPool& pool)
   // pass, and enough of them for every thread to get several; multiples of 4 tiles, what a kernel computes at once.
   const int64_t tile_bytes = gemm_tile_bytes(kernel.format, a.k);
   const int64_t row_blocks = (a.m + kMaxRangeRows - 1) / kMaxRangeRows;
-  int64_t block = std::max<int64_t>(1, (int64_t(512) << 10) / tile_bytes);
+  int64_t block = std::max<int64_t>(1, block_bytes() / tile_bytes);
   block = std::min(block, tiles / std::max<int64_t>(1, pool.threads() * 4 / row_blocks));
   block = std::max<int64_t>(4, block / 4 * 4);
   const int64_t blocks = (tiles + block - 1) / block;

@@ -16,13 +16,15 @@
 //   more            2 by 2, every load used twice   sums 0..3, x 4 and 5, weights 6 and 7
 //
 // Sums leave through memory, the only way out of a tile. The rows of a block are finished while the next block
-// multiplies, in units that would idle otherwise.
+// multiplies, in units that would idle otherwise: a few at each step. All of them behind its first step fill the reorder
+// buffer while they wait for the sums to be stored, and the tiles wait with them.
 //
-// Measured on a Xeon with 48 KiB of L1 and 2 MiB of L2 cache, one thread, a step of 2 by 2 tiles and 64 k: 20 ns if
-// nothing is loaded, 25 with both operands in L1, 26 with rows in L2 and weights in L1, 36 with both in L2, 93 with
-// weights in L3, 150 from memory (13 GB/s, what a thread reads at all). So rows and weights that come from further away
-// than L1 share its 16 fill buffers: weights asked for ahead while other rows multiply gained nothing and took 10 to
-// 40 %, and were taken out.
+// Measured on a Xeon with 48 KiB of L1 and 2 MiB of L2 cache, one thread, a step of 2 by 2 tiles and 64 k, the loop
+// alone: 17 ns if nothing is loaded, 20 with both operands in L1, 22 with rows in L2 and weights in L1, 27 with both in
+// L2. With what is around it, 128 rows of 2048 by 256 columns: 31 ns, 33 to 36 if the sums are stored and loaded again
+// after every 8 steps so that weights stay in L1, 65 if a block's rows are finished at once; by 768 columns that come from
+// memory 60, of which 38 is what a thread takes to read them (13.5 GB/s). Rows and weights that come from further away
+// than L1 share its 16 fill buffers: weights asked for ahead while other rows multiply gained nothing.
 
 #include "kernels/amx.h"
 #include "kernels/gemm/epilogue.h"
@@ -31,16 +33,14 @@
 namespace mi::kernels::MI_ISA {
 
 inline constexpr int kTileRows = 16, kTileBytes = 1024, kTileInts = 256;
-inline constexpr int kMaxRowTiles = int(kMaxRangeRows / kTileRows), kMaxRowBlocks = (kMaxRowTiles + 1) / 2;
+inline constexpr int kMaxRowTiles = int(kMaxRangeRows / kTileRows);
 static_assert(kMaxRangeRows % kTileRows == 0, "rounding rows up to whole tiles must not leave the scratch");
 
-// Steps of 64 k after which the next row block comes, when there are several: the weights of a 2 by 2 block, 2 KiB a
-// step, then stay in the L1 cache while all row blocks pass. 128 rows of 2048: 43 ns a step by 8 steps, 52 by 16 (both
-// operands in L2; from memory 72 and 74); by 4 the loads and stores of sums cost more than is gained.
-inline constexpr int64_t kDepthSteps = 8;
 // The first block of rows waits for weights from memory: they are asked for this many bytes ahead, two steps of 64 k,
 // into the L2 cache: two threads then read 32 GB/s, 29 if into L1, 24 if not asked for.
 inline constexpr int64_t kTilePrefetch = 2 * kTileBytes;
+// Lines of 16 sums that are finished at each step, at least: 2 to 6 take the same time, 16 a third more.
+inline constexpr int64_t kStepLines = 4;
 
 struct TileRows {
   const GemmArgs& a;
@@ -61,43 +61,44 @@ struct TileSums {
   int n = 0;
 };
 
-// Rows [row, end) of a block in one column tile; line: row's sums.
-template <bool kStream>
-static inline void scale_rows(const TileRows& x, const int32_t* line, int64_t row, int64_t end, int64_t tile) {
+template <int kWay>  // 0: with all that a product may end with; 1: scaled and stored; 2: past the caches
+static inline void finish_row(const TileRows& x, const TileSums& s) {
   const GemmArgs& a = x.a;
-  const V16 w_scale = v_load(a.w_scale + tile * 16);
-  for (; row < end; ++row, line += 16) {
-    I16 sums;
-    memcpy(&sums, line, 64);
-    const V16 y = __builtin_convertvector(sums, V16) * v_set(x.scale[row]) * w_scale;
-    float* to = gemm_row(a.y, a.y_stride, gemm_y_row(a, x.m_begin + row)) + tile * 16;
-    if (kStream)
-      v_stream(to, y);
-    else
-      v_store(to, y);
-  }
-}
-static void finish_tile(const TileRows& x, const int32_t* line, int64_t row, int64_t end, int64_t tile) {
-  const GemmArgs& a = x.a;
-  if (a.bias || a.residual || a.out_scale != 1.0f || a.n - tile * 16 < 16) {
-    for (; row < end; ++row, line += 16) {
-      I16 sums;
-      memcpy(&sums, line, 64);
-      gemm_finish_i8(a, x.m_begin + row, tile, sums, false, x.scale[row]);
-    }
-  } else if (a.stream_y) {
-    scale_rows<true>(x, line, row, end, tile);
-  } else {
-    scale_rows<false>(x, line, row, end, tile);
-  }
-}
-// Out of line: one copy, called from each kind of block.
-__attribute__((noinline)) static void finish_rows(const TileRows& x, TileSums& s) {
+  float* to = gemm_row(a.y, a.y_stride, gemm_y_row(a, x.m_begin + s.row)) + s.tile * 16;
   for (int c = 0; c < s.n; ++c) {
-    finish_tile(x, s.line + c * kTileInts, s.row, s.next_tile, s.tile + c);
-    finish_tile(x, s.next_line + c * kTileInts, s.next_tile, s.end, s.tile + c);
+    I16 sums;
+    memcpy(&sums, s.line + c * kTileInts, 64);
+    if (kWay == 0) {
+      gemm_finish_i8(a, x.m_begin + s.row, s.tile + c, sums, false, x.scale[s.row]);
+      continue;
+    }
+    const V16 y = __builtin_convertvector(sums, V16) * v_set(x.scale[s.row]) * v_load(a.w_scale + (s.tile + c) * 16);
+    if (kWay == 2)
+      v_stream(to + c * 16, y);
+    else
+      v_store(to + c * 16, y);
   }
-  s.n = 0;
+}
+template <int kWay>
+static inline void finish_rows_by(const TileRows& x, TileSums& sums, int64_t stop) {
+  TileSums s = sums;  // in registers
+  for (; s.row < stop; ++s.row, s.line += 16) {
+    if (s.row == s.next_tile) s.line = s.next_line;
+    finish_row<kWay>(x, s);
+  }
+  sums.row = s.row;
+  sums.line = s.line;
+}
+// The next `rows` of the block, or what is left. Out of line: one copy, called from each kind of block.
+__attribute__((noinline)) static void finish_rows(const TileRows& x, TileSums& s, int64_t rows) {
+  const GemmArgs& a = x.a;
+  const int64_t stop = s.end - s.row < rows ? s.end : s.row + rows;
+  if (a.bias || a.residual || a.out_scale != 1.0f || a.n - s.tile * 16 < s.n * 16)
+    finish_rows_by<0>(x, s, stop);
+  else if (a.stream_y)
+    finish_rows_by<2>(x, s, stop);
+  else
+    finish_rows_by<1>(x, s, stop);
 }
 
 template <int N>
@@ -117,13 +118,10 @@ __attribute__((always_inline)) static inline void tile_columns(const int8_t* w, 
   }
 }
 template <class T, int Count, int C = 0>
-__attribute__((always_inline)) static inline void sums_begin(const int32_t* sums, bool add) {
+__attribute__((always_inline)) static inline void sums_begin() {
   if constexpr (C < Count) {
-    if (add)
-      T::template load<C>(sums + C * kTileInts, 64);
-    else
-      T::template zero<C>();
-    sums_begin<T, Count, C + 1>(sums, add);
+    T::template zero<C>();
+    sums_begin<T, Count, C + 1>();
   }
 }
 template <class T, int Count, int C = 0>
@@ -138,7 +136,6 @@ __attribute__((always_inline)) static inline void sums_store(int32_t* sums) {
 struct TileSteps {
   const int8_t *x0, *x1, *w;
   int64_t tile_bytes, count;
-  bool add;                 // to sums that an earlier call stored
   bool first_use;  // of the weights
 };
 
@@ -147,7 +144,10 @@ static void tile_block(const TileRows& x, const TileSteps& s, int32_t* sums, Til
   const int64_t stride = x.stride, step = x.step, tile_bytes = s.tile_bytes, count = s.count;
   const bool first_use = s.first_use;
   const int8_t *x0 = s.x0, *x1 = s.x1, *w = s.w;
-  sums_begin<T, R * N>(sums, s.add);
+  // As many at each step that all are done by the last one.
+  const int64_t even = (before.end - before.row) / count + 1, few = before.n > 0 ? kStepLines / before.n : 1;
+  const int64_t rows = even > few ? even : few;
+  sums_begin<T, R * N>();
   for (int64_t i = 0; i < count; ++i) {
     T::template load<4>(x0, stride);
     if constexpr (R == 2) T::template load<5>(x1, stride);
@@ -156,11 +156,12 @@ static void tile_block(const TileRows& x, const TileSteps& s, int32_t* sums, Til
       for (int c = 0; c < N; ++c)
         for (int l = 0; l < 16; ++l) __builtin_prefetch(w + c * tile_bytes + kTilePrefetch + l * 64, 0, 2);
     }
-    if (i == 0) finish_rows(x, before);
+    if (before.row < before.end) finish_rows(x, before, rows);
     x0 += step;
     x1 += step;
     w += kTileBytes;
   }
+  if (before.row < before.end) finish_rows(x, before, before.end - before.row);
   sums_store<T, R * N>(sums);
 }
 
@@ -217,46 +218,29 @@ static void tile_gemm(const GemmArgs& a, const GemmRange& r, void* scratch) {
   // configured the kernel saves 8 KiB more at each switch of threads and keeps an idle core out of its deepest sleep.
   T::configure(tile_config(one ? 5 : 6, x.height));
 
-  const int64_t row_blocks = (x.tiles + 1) / 2;
-  const int64_t cuts = row_blocks > 1 ? (steps + kDepthSteps - 1) / kDepthSteps : 1;
   const int width = one ? 4 : 2;
-  // A block's own place where its sums wait for the next cut; otherwise one for all: a block is finished before the
-  // next one stores.
-  alignas(64) int32_t sums[kMaxRowBlocks][4 * kTileInts];
+  alignas(64) int32_t sums[4 * kTileInts];  // a block's are all finished before the next one stores its own
   TileSums before;
   for (int64_t tile = r.tile_begin; tile < r.tile_end; tile += width) {
     const int n = r.tile_end - tile < width ? int(r.tile_end - tile) : width;
-    for (int64_t cut = 0; cut < cuts; ++cut) {
-      const int64_t k0 = steps * cut / cuts, k1 = steps * (cut + 1) / cuts;
-      for (int64_t b = 0; b < row_blocks; ++b) {
-        const int64_t t = b * 2;
-        const bool two = t + 1 < x.tiles;
-        int32_t* out = sums[cuts > 1 ? b : 0];
-        TileSteps s;
-        s.x0 = x.x[t] + k0 * x.step;
-        s.x1 = x.x[two ? t + 1 : t] + k0 * x.step;
-        s.w = (const int8_t*)a.w + tile * tile_bytes + k0 * kTileBytes;
-        s.tile_bytes = tile_bytes;
-        s.count = k1 - k0;
-        s.add = cut > 0;
-        s.first_use = b == 0;
-        if (two)
-          tile_columns_pick<T, 2>(x, s, n, out, before);
-        else
-          tile_columns_pick<T, 1>(x, s, n, out, before);
-        if (cut + 1 < cuts) continue;
-        before.row = t * x.height;
-        before.end = before.row + (two ? 2 : 1) * x.height < x.m ? before.row + (two ? 2 : 1) * x.height : x.m;
-        before.line = out + (before.row - x.first[t]) * 16;
-        before.next_tile = two ? before.row + x.height : before.end;
-        before.next_line = out + n * kTileInts + (two ? (before.next_tile - x.first[t + 1]) * 16 : 0);
-        before.tile = tile;
-        before.n = n;
-      }
+    for (int64_t t = 0; t < x.tiles; t += 2) {
+      const bool two = t + 1 < x.tiles;
+      const TileSteps s = {x.x[t], x.x[two ? t + 1 : t], (const int8_t*)a.w + tile * tile_bytes, tile_bytes, steps, t == 0};
+      if (two)
+        tile_columns_pick<T, 2>(x, s, n, sums, before);
+      else
+        tile_columns_pick<T, 1>(x, s, n, sums, before);
+      before.row = t * x.height;
+      before.end = before.row + (two ? 2 : 1) * x.height < x.m ? before.row + (two ? 2 : 1) * x.height : x.m;
+      before.line = sums + (before.row - x.first[t]) * 16;
+      before.next_tile = two ? before.row + x.height : before.end;
+      before.next_line = sums + n * kTileInts + (two ? (before.next_tile - x.first[t + 1]) * 16 : 0);
+      before.tile = tile;
+      before.n = n;
     }
   }
   T::release();
-  finish_rows(x, before);
+  finish_rows(x, before, before.end - before.row);
   if (a.stream_y) v_stream_end();
 }
 

@@ -53,15 +53,16 @@ const void* weights_after(std::span<const ExpertTask> tasks, int64_t i, const Ex
   return next < tasks.size() ? part_of(w, tasks[next]).w : nullptr;
 }
 
+// x_rows: of the sorted pairs; null: x is sorted like them.
 void product(const GemmKernel& kernel, const ExpertWeights& w, const ExpertTask& task, const void* w_next,
              const void* x, int64_t x_stride, int64_t x_scale_offset, const int32_t* x_rows, float* y, int64_t y_stride,
              const int32_t* y_rows, bool stream_y) {
   GemmArgs g = part_of(w, task);
   g.w_next = w_next;
-  g.x = x;
+  g.x = x_rows ? x : static_cast<const char*>(x) + task.first * x_stride;
   g.x_stride = x_stride;
   g.x_scale_offset = x_scale_offset;
-  g.x_rows = x_rows + task.first;
+  g.x_rows = x_rows ? x_rows + task.first : nullptr;
   g.y = y + task.tile_begin * kNTile;
   g.y_stride = y_stride;
   g.y_rows = y_rows + task.first;
@@ -71,7 +72,7 @@ void product(const GemmKernel& kernel, const ExpertWeights& w, const ExpertTask&
 
 // Where grouped_experts keeps its intermediate rows, one of each per pair.
 struct Scratch {
-  int64_t h_stride, q_stride, y_stride;  // q: h quantized, none when the down weights are float
+  int64_t h_stride, q_stride, y_stride;  // q: h quantized, sorted like the pairs; none when the down weights are float
   Scratch(int64_t hidden, int64_t inter, GemmFormat down)
       : h_stride(round64(inter * 4)),
         q_stride(gemm_takes_q8(down) ? q8_row_bytes(inter) : 0),
@@ -148,7 +149,7 @@ void grouped_products(const GroupedExpertsArgs& a, std::span<const int32_t> only
     }
     const int32_t* pairs_here = plan.pairs() + task.first;
     const auto quantize = [&](int32_t r, const float* row) {
-      quantize_rows(row, s.h_stride, 1, inter, q + pairs_here[r] * s.q_stride, s.q_stride, cpu, a.h_scale);
+      quantize_rows(row, s.h_stride, 1, inter, q + (task.first + r) * s.q_stride, s.q_stride, cpu, a.h_scale);
     };
     ActArgs act{int(a.act.kind), a.act.alpha, a.act.limit, gate.y, up.y, stride, stride, task.rows, gate.n};
     if (s.q_stride > 0 && gate.n == inter) {  // all columns: h stays here, in place of gate
@@ -170,7 +171,8 @@ void grouped_products(const GroupedExpertsArgs& a, std::span<const int32_t> only
   const bool stream = gemm_streams(y, s.y_stride, pairs);
   run_tasks(pool, int64_t(tasks.size()), [&](int64_t i, int) {
     product(out, a.down, tasks[size_t(i)], weights_after(tasks, i, a.down, pool.threads()), s.q_stride ? q : h,
-            s.q_stride ? s.q_stride : s.h_stride, q8_scale_offset(inter), plan.pairs(), y, s.y_stride, plan.pairs(), stream);
+            s.q_stride ? s.q_stride : s.h_stride, q8_scale_offset(inter), s.q_stride ? nullptr : plan.pairs(), y, s.y_stride,
+            plan.pairs(), stream);
   });
 }
 
