@@ -83,6 +83,23 @@ TEST(Pace, OneSlowStepOfAnswersIsForgottenWhilePromptsKeepComing) {
   EXPECT_GT(p.prompt_tokens(512), 100) << "about 400 would fit";
 }
 
+// A mixture of experts: a piece takes 50 ms to read their weights however short it is, if it is not very short.
+TEST(Pace, AFixedPartOfAPieceDoesNotMakePiecesShort) {
+  const auto piece = [](int64_t n) { return 0.05 * std::min(1.0, double(n) / 16) + 0.0003 * double(n); };
+  Pace p(0.1, 1);
+  for (int i = 0; i < 3; ++i) p.ran(0, 2048, piece(2048));
+  for (int i = 0; i < 20; ++i) p.ran(4, 0, 0.02);
+  EXPECT_EQ(p.prompt_tokens(2048), 32) << "long pieces tell nothing of short ones";
+  for (int prompt = 0; prompt < 5; ++prompt)
+    for (int64_t left = 4096; left > 0;) {
+      const int64_t n = std::min(left, p.prompt_tokens(2048));
+      EXPECT_LE(0.02 + piece(n), 0.101);
+      p.ran(4, n, 0.02 + piece(n));
+      left -= n;
+    }
+  EXPECT_GT(p.prompt_tokens(2048), 70) << "100 fit";
+}
+
 TEST(Draft, WhatFollowedTheLatestOccurrence) {
   using V = std::vector<int32_t>;
   EXPECT_EQ(repeat_draft(V{1, 2, 3, 4, 9, 1, 2, 3, 4}, 2), (V{9, 1}));
