@@ -162,33 +162,46 @@ static inline void v_store_i8(int8_t* p, I16 v) {
 
 // exp(x), relative error below 2e-7 for x in [-87, 88]; below: 0, above: clamped at x = 88. Range reduction by ln 2 in two
 // parts, polynomial of degree 6 (Taylor-like minimax coefficients as in Cephes expf).
+// N vectors at once, step by step: a chain is too long for what the scheduler of a core holds.
+template <bool kBelow, int N>
+static inline void exp_each(V16 (&x)[N]) {
+  const V16 lo = v_set(-87.0f), magic = v_set(12582912.0f);
+  V16 n[N], p[N], square[N];
+#if defined(__AVX512F__)
+  __mmask16 seen[N];
+  for (int i = 0; i < N; ++i) seen[i] = _mm512_cmp_ps_mask((__m512)x[i], (__m512)lo, _CMP_NLT_UQ);
+#else
+  V16 under[N];
+  for (int i = 0; i < N; ++i) under[i] = x[i] < lo ? v_zero() : v_set(1.0f);
+#endif
+  for (int i = 0; i < N; ++i) x[i] = v_max(x[i], lo);
+  if (!kBelow)
+    for (int i = 0; i < N; ++i) x[i] = v_min(x[i], v_set(88.0f));
+  for (int i = 0; i < N; ++i) n[i] = x[i] * v_set(1.44269504088896341f);
+  for (int i = 0; i < N; ++i) n[i] = n[i] + magic;
+  for (int i = 0; i < N; ++i) n[i] = n[i] - magic;    // v_round
+  for (int i = 0; i < N; ++i) x[i] = v_fma(n[i], v_set(-0.693359375f), x[i]);
+  for (int i = 0; i < N; ++i) x[i] = v_fma(n[i], v_set(2.12194440e-4f), x[i]);
+  for (int i = 0; i < N; ++i) p[i] = v_fma(v_set(1.9875691500e-4f), x[i], v_set(1.3981999507e-3f));
+  for (int i = 0; i < N; ++i) square[i] = x[i] * x[i];
+  for (int i = 0; i < N; ++i) p[i] = v_fma(p[i], x[i], v_set(8.3334519073e-3f));
+  for (int i = 0; i < N; ++i) p[i] = v_fma(p[i], x[i], v_set(4.1665795894e-2f));
+  for (int i = 0; i < N; ++i) p[i] = v_fma(p[i], x[i], v_set(1.6666665459e-1f));
+  for (int i = 0; i < N; ++i) p[i] = v_fma(p[i], x[i], v_set(5.0000001201e-1f));
+  for (int i = 0; i < N; ++i) x[i] = v_fma(p[i], square[i], x[i]);
+  for (int i = 0; i < N; ++i) x[i] = x[i] + v_set(1.0f);
+  for (int i = 0; i < N; ++i)
+#if defined(__AVX512F__)
+    x[i] = (V16)_mm512_maskz_scalef_ps(seen[i], (__m512)x[i], (__m512)n[i]);   // x * 2^n, which is never denormal
+#else
+    x[i] = x[i] * (V16)((v_to_int(n[i]) + 127) << 23) * under[i];
+#endif
+}
 template <bool kBelow>
 static inline V16 exp_of(V16 x) {
-  const V16 lo = v_set(-87.0f), magic = v_set(12582912.0f);
-#if defined(__AVX512F__)
-  const __mmask16 seen = _mm512_cmp_ps_mask((__m512)x, (__m512)lo, _CMP_NLT_UQ);
-#else
-  const V16 under = x < lo ? v_zero() : v_set(1.0f);
-#endif
-  x = v_max(x, lo);
-  if (!kBelow) x = v_min(x, v_set(88.0f));
-  const V16 rounded = x * v_set(1.44269504088896341f) + magic, n = rounded - magic;    // v_round
-  V16 r = v_fma(n, v_set(-0.693359375f), x);
-  r = v_fma(n, v_set(2.12194440e-4f), r);
-  V16 p = v_set(1.9875691500e-4f);
-  p = v_fma(p, r, v_set(1.3981999507e-3f));
-  p = v_fma(p, r, v_set(8.3334519073e-3f));
-  p = v_fma(p, r, v_set(4.1665795894e-2f));
-  p = v_fma(p, r, v_set(1.6666665459e-1f));
-  p = v_fma(p, r, v_set(5.0000001201e-1f));
-  V16 e = v_fma(p, r * r, r) + v_set(1.0f);
-#if defined(__AVX512F__)
-  // e * 2^n by adding n, which the low bits of `rounded` hold, to e's exponent: the product is never denormal.
-  return (V16)_mm512_maskz_add_epi32(seen, (__m512i)e, _mm512_slli_epi32((__m512i)rounded, 23));
-#else
-  V16 scale = (V16)((v_to_int(n) + 127) << 23);
-  return e * scale * under;
-#endif
+  V16 one[1] = {x};
+  exp_each<kBelow>(one);
+  return one[0];
 }
 static inline V16 v_exp(V16 x) { return exp_of<false>(x); }
 // The same for x that are at most 88, or NaN.
