@@ -17,6 +17,10 @@ namespace {
 
 constexpr int64_t round64(int64_t v) { return (v + 63) / 64 * 64; }
 
+// Of a product of gate or of up before the activation takes both: they stay in the L2 cache, through which weights pass.
+// 128 rows on average by 768 columns on a Xeon: the experts' time is 9 % less than with all columns at once.
+constexpr int64_t kChunkFloats = 128 * 128;
+
 int64_t tile_bytes(const ExpertWeights& w) { return gemm_tile_bytes(w.format, w.k); }
 
 // The product of the task's rows with its columns of expert e's weights, as columns [0, ..) of a matrix of their own;
@@ -127,44 +131,46 @@ void grouped_products(const GroupedExpertsArgs& a, std::span<const int32_t> only
   ExpertPlan& plan = ExpertPlan::of_this_thread();
   plan.sort(a.route, a.tokens, a.gate.experts, only);
 
-  // Gate and up for some columns of some rows, side by side in this thread's memory, and the activation on them while
-  // they are in the cache. Who finishes a block of rows quantizes it: one task, if it has all columns.
+  // Gate and up of some rows, chunk of columns by chunk, in this thread's memory, and the activation on them while they
+  // are in the cache. Who finishes a block of rows quantizes it: one task, if it has all columns; h then stays here, too.
   auto tasks = plan.split(pad_n(inter) / kNTile, pool.threads());
   run_tasks(pool, int64_t(tasks.size()), [&](int64_t i, int) {
     const ExpertTask& task = tasks[size_t(i)];
-    GemmArgs gate = part_of(a.gate, task), up = part_of(a.up, task);
-    const int64_t stride = round64(gate.n * 4), half = task.rows * stride, gemm_bytes = gemm_scratch_bytes(gate.k);
-    gate.w_next = up.w;
-    up.w_next = weights_after(tasks, i, a.gate, pool.threads());
-    up.same_x = a.gate.group == a.up.group;
-    char* const mine = static_cast<char*>(thread_scratch(gemm_bytes + 2 * half));
-    for (GemmArgs* g : {&gate, &up}) {
-      g->x = a.x;
-      g->x_stride = a.x_stride;
-      g->x_scale_offset = a.x_scale_offset;
-      g->x_rows = plan.tokens() + task.first;
-      g->y = reinterpret_cast<float*>(mine + gemm_bytes + (g == &up ? half : 0));
-      g->y_stride = stride;
-      in.run(*g, whole(task), mine);
-    }
+    const bool all = s.q_stride > 0 && task.tile_begin == 0 && task.tile_end * kNTile >= inter;
+    const int64_t widest = task.tile_end - task.tile_begin;
+    const int64_t tiles = std::min(widest, std::max<int64_t>(4, kChunkFloats / (task.rows * kNTile) / 4 * 4));
+    const int64_t stride = tiles * kNTile * 4, half = task.rows * stride, gemm_bytes = gemm_scratch_bytes(a.gate.k);
+    char* const mine = static_cast<char*>(thread_scratch(gemm_bytes + 2 * half + (all ? task.rows * s.h_stride : 0)));
+    char* const here = all ? mine + gemm_bytes + 2 * half : h;
     const int32_t* pairs_here = plan.pairs() + task.first;
-    const auto quantize = [&](int32_t r, const float* row) {
-      quantize_rows(row, s.h_stride, 1, inter, q + (task.first + r) * s.q_stride, s.q_stride, cpu, a.h_scale);
-    };
-    ActArgs act{int(a.act.kind), a.act.alpha, a.act.limit, gate.y, up.y, stride, stride, task.rows, gate.n};
-    if (s.q_stride > 0 && gate.n == inter) {  // all columns: h stays here, in place of gate
-      act.h = gate.y;
-      act.h_stride = stride;
+    ExpertTask chunk = task;
+    for (; chunk.tile_begin < task.tile_end; chunk.tile_begin = chunk.tile_end) {
+      chunk.tile_end = int32_t(std::min<int64_t>(chunk.tile_begin + tiles, task.tile_end));
+      GemmArgs gate = part_of(a.gate, chunk), up = part_of(a.up, chunk);
+      gate.w_next = up.w;
+      up.w_next = chunk.tile_end < task.tile_end ? static_cast<const char*>(gate.w) + tiles * tile_bytes(a.gate)
+                                                 : weights_after(tasks, i, a.gate, pool.threads());
+      up.same_x = a.gate.group == a.up.group;
+      gate.same_x = up.same_x && chunk.tile_begin > task.tile_begin;
+      for (GemmArgs* g : {&gate, &up}) {
+        g->x = a.x;
+        g->x_stride = a.x_stride;
+        g->x_scale_offset = a.x_scale_offset;
+        g->x_rows = plan.tokens() + task.first;
+        g->y = reinterpret_cast<float*>(mine + gemm_bytes + (g == &up ? half : 0));
+        g->y_stride = stride;
+        in.run(*g, whole(chunk), mine);
+      }
+      ActArgs act{int(a.act.kind), a.act.alpha, a.act.limit, gate.y, up.y, stride, stride, task.rows, gate.n};
+      act.h = reinterpret_cast<float*>(here) + chunk.tile_begin * kNTile;
+      act.h_stride = s.h_stride;
+      act.h_rows = all ? nullptr : pairs_here;
       activate(act);
-      for (int32_t r = 0; r < task.rows; ++r) quantize(r, row_at(gate.y, stride, r));
-      return;
     }
-    act.h = reinterpret_cast<float*>(h) + task.tile_begin * kNTile;
-    act.h_stride = s.h_stride;
-    act.h_rows = pairs_here;
-    activate(act);
     if (s.q_stride == 0 || plan.blocks_left(task.row_block).fetch_sub(1, std::memory_order_acq_rel) != 1) return;
-    for (int32_t r = 0; r < task.rows; ++r) quantize(r, reinterpret_cast<const float*>(h + pairs_here[r] * s.h_stride));
+    for (int32_t r = 0; r < task.rows; ++r)
+      quantize_rows(reinterpret_cast<const float*>(here + (all ? r : pairs_here[r]) * s.h_stride), s.h_stride, 1, inter,
+                    q + (task.first + r) * s.q_stride, s.q_stride, cpu, a.h_scale);
   });
 
   tasks = plan.split(pad_n(hidden) / kNTile, pool.threads());
