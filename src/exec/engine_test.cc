@@ -361,6 +361,32 @@ TEST(Engine, StreamedExpertsGiveTheSameBitsFromACacheOfAnySize) {
   EXPECT_NE(Engine::load(TestModel(ModelShape{}).dir(), o, pool).error().message().find("are the least that works"), std::string::npos);
 }
 
+TEST(Engine, ExpertsInAnotherOrderGiveTheSameBits) {
+  for (auto [name, shape] : shapes()) {
+    if (!shape.moe) continue;
+    hw::ThreadPool pool(2);
+    const TestModel plain(shape);
+    const auto by_number = plain.load(pool);
+    Runner want(*by_number, {random_ids(5, 20), random_ids(6, 9)});
+    want.run_all(1, true);
+    shape.reordered = true;
+    const TestModel model(shape);
+    EXPECT_EQ(model.manifest().format_version, 5);
+    LoadOptions o;
+    o.expert_cache_bytes = int64_t(1) << 30;
+    const int64_t all = model.load(pool, o)->memory()[1].bytes;
+    for (const int64_t cache : {int64_t(0), all, all / 2}) {
+      o.expert_cache_bytes = cache;
+      const auto engine = model.load(pool, o);
+      Runner r(*engine, {random_ids(5, 20), random_ids(6, 9)});
+      for (const int64_t chunk : {1, 7, 0}) {
+        r.run_all(chunk, true);
+        expect_same_bits(r.logits, want.logits, name + ", a cache of " + std::to_string(cache));
+      }
+    }
+  }
+}
+
 TEST(Engine, WeightsGoToMemoryNodesOrSayWhyNot) {
   const TestModel model(ModelShape{});
   hw::ThreadPool pool(1);

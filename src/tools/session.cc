@@ -98,7 +98,7 @@ Result<Session> open_session(const SessionOptions& o) {
   MI_TRY_VOID(plan(o, threads, &l, &s));
   if (!o.expert_profile.empty()) {
     MI_TRY(const artifact::LoadedArtifact a, artifact::open_artifact(o.engine));
-    MI_TRY(const ExpertProfile p, read_expert_profile(o.expert_profile, a.manifest));
+    MI_TRY(const ExpertProfile p, artifact::read_expert_profile(o.expert_profile, a.manifest));
     l.expert_chances = expert_chances(p);
   }
   MI_TRY(s.engine, exec::Engine::load(o.engine, l, *s.pool));
