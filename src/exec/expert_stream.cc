@@ -10,7 +10,6 @@
 #include <cstdlib>
 #include <cstring>
 #include <map>
-#include <memory>
 #include <utility>
 
 #include "base/check.h"
@@ -289,8 +288,7 @@ StreamStats ExpertStream::stats() const {
 }
 
 void ExpertStream::read_loop() {
-  const auto aligned = [](std::byte* p) { std::free(p); };
-  const std::unique_ptr<std::byte, decltype(aligned)> together(static_cast<std::byte*>(std::aligned_alloc(kPage, size_t(artifact::kReadPart))), aligned);
+  alignas(kPage) std::byte together[artifact::kReadTogether];
   std::unique_lock lock(mutex_);
   while (true) {
     work_.wait(lock, [this] { return ending_ || !now_.empty() || !ahead_.empty(); });
@@ -302,7 +300,7 @@ void ExpertStream::read_loop() {
     const Read r = std::move(now_.front());
     now_.pop_front();
     lock.unlock();
-    read(r, together.get());
+    read(r, together);
     lock.lock();
     ++stats_.reads;
     stats_.bytes_read += r.pages.bytes;

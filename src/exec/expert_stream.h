@@ -103,7 +103,7 @@ class ExpertStream {
   void start(const Load& l, bool ahead);
   void queue_reads(std::vector<Load> loads);  // of one group
   void read_loop();
-  void read(const Read& r, std::byte* together) const;
+  void read(const Read& r, std::byte* together) const;  // together: memory for neighbours
   std::byte* slot_data(const Load& l, size_t matrix) const { return pools_[groups_[l.group].pool].slots[size_t(l.slot)].data + groups_[l.group].starts[matrix]; }
 
   std::filesystem::path path_;
