@@ -143,6 +143,12 @@ Status stream_weights(Context& c);
 // Where these experts' matrices lie now, into Weight::experts.
 void place_streamed(Context& c, const artifact::Instr& i, std::span<const int32_t> experts);
 
+// place_by_load.cc. A memory node for each block of weights.bin, so that in each layer nodes have equally many, and of what a token
+// reads, as far as known by how likely it chooses each expert, about equally much.
+std::vector<int> plan_blocks(const artifact::Manifest& m, const std::map<int32_t, std::vector<float>>& chances, const std::vector<int>& nodes, int64_t block_bytes);
+// Asks for them, before the weights' memory is touched; false: the kernel refused.
+bool place_by_load(Context& c);
+
 // foresight.cc. What a router's input says about the next layer's experts, into Context::foreseen, right after the router ran.
 std::vector<Foresight> find_foresight(const Context& c);
 void foresee(Context& c, size_t router);

@@ -76,7 +76,12 @@ Status place_weights(Context& c) {
   if (o.weights == "read") MI_TRY_VOID(check_room(bytes, "the weights", "map them: they are then read as they are needed"));
   MI_TRY(c.memory, Region::map(bytes, "the weights"));
   c.weights_place = fmt::format("{} read into memory, huge pages asked for", human_bytes(double(bytes)));
-  if (!c.memory.place_on(o.weight_nodes)) c.weights_place += ", placed by the kernel: it refused the wish for memory nodes";
+  const bool by_load = o.weight_nodes.size() > 1 && !o.expert_chances.empty();
+  if (!(by_load ? place_by_load(c) : c.memory.place_on(o.weight_nodes))) {
+    c.weights_place += ", placed by the kernel: it refused the wish for memory nodes";
+  } else if (by_load) {
+    c.weights_place += ", over memory nodes by what the profile expects to be read";
+  }
   return artifact::read_weights(&c.artifact, {c.memory.data(), size_t(bytes)}, o.verify_checksums, parallel, o.progress);
 }
 
