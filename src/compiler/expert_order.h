@@ -31,7 +31,7 @@ ExpertSpread spread_of(const artifact::ExpertProfile::Layer& l, int64_t tokens);
 struct ReadCost {
   double pages = 0, reads = 0;
   // In bytes. A read counts as so many more of them, which fits what was measured with 8 readers and a disk of 2.6 GB/s: mini-m3 in
-  // 4 bits 0.88 of the time expected and 0.89 to 0.94 measured for real choices, 0.56 and 0.53 to 0.66 for always the same four.
+  // 4 bits 0.88 of the time expected and 0.89 to 0.96 measured for real choices, 0.56 and 0.48 to 0.71 for always the same four.
   static constexpr double kReadBytes = 16 << 10;
   double bytes() const { return pages * 4096 + reads * kReadBytes; }
 };
