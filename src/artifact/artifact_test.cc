@@ -152,7 +152,7 @@ TEST_F(ArtifactDir, EveryCutOfTheManifestIsRefused) {
 }
 
 TEST_F(ArtifactDir, NewerVersionIsRefusedBeforeItsUnknownKeys) {
-  replace("\"format_version\": 2", "\"new_field\": 1,\n\"format_version\": 5");
+  replace("\"format_version\": 2", "\"new_field\": 1,\n\"format_version\": 6");
   refused("use a newer metainfer");
 }
 

@@ -77,6 +77,7 @@ void fields(S& s, V&& v) requires std::is_same_v<std::remove_const_t<S>, WeightT
   v("colsum_offset", s.colsum_offset, int64_t(0));
   v("group", s.group, int64_t(0));
   v("scale_dtype", s.scale_dtype, DType::kF32);
+  v("expert_slots", s.expert_slots, std::vector<int32_t>());
 }
 template <class S, class V>
 void fields(S& s, V&& v) requires std::is_same_v<std::remove_const_t<S>, Buffer> {

@@ -30,8 +30,12 @@ constexpr int64_t scale_bytes(const WeightTensor& w) {
              ? w.experts * w.n_pad * int4_groups(w.k, w.group) * int64_t(dtype_bytes(w.scale_dtype))
              : w.experts * w.n_pad * int64_t(sizeof(float));
 }
+// Where expert e stands among its tensor's matrices, and among their scales in a kPackedI4 tensor.
+inline int64_t expert_slot(const WeightTensor& w, int64_t e) { return w.expert_slots.empty() ? e : w.expert_slots[size_t(e)]; }
+
 // The lowest version whose programs can read the engine: 2 has int4, 3 scales of activations that saturate, or that are
-// stored with grouped experts, 4 keys that are rotated as they are appended, activations that write int8 and groups of experts.
+// stored with grouped experts, 4 keys that are rotated as they are appended, activations that write int8 and groups of experts,
+// 5 experts in another order.
 inline int needed_format_version(const Manifest& m) {
   const auto stored_scale = [](const Instr& i) {
     if (const auto* q = std::get_if<QuantizeParams>(&i.params)) return q->saturate;
@@ -42,6 +46,7 @@ inline int needed_format_version(const Manifest& m) {
     if (const auto* p = std::get_if<KvAppendParams>(&i.params)) return p->rotary_dim != 0;
     return i.op == Op::kActivation && !i.out.empty() && i.out[0].type.elem == Elem::kQ8;
   };
+  if (std::any_of(m.weights.begin(), m.weights.end(), [](const WeightTensor& w) { return !w.expert_slots.empty(); })) return 5;
   if (std::any_of(m.program.begin(), m.program.end(), fused)) return 4;
   if (std::any_of(m.program.begin(), m.program.end(), stored_scale)) return 3;
   const auto int4 = [](const WeightTensor& w) { return w.packing == Packing::kPackedI4; };

@@ -13,8 +13,9 @@
 
 namespace mi::artifact {
 
-inline constexpr int kFormatVersion = 4;  // an engine of a newer version is refused
+inline constexpr int kFormatVersion = 5;  // an engine of a newer version is refused
 inline constexpr int64_t kSegmentAlign = 2 << 20;
+inline constexpr int64_t kSegmentBytes = int64_t(256) << 20;  // a larger one has a single tensor
 inline constexpr int64_t kKvPageTokens = 64;
 
 // ---- weights.bin -------------------------------------------------------------------------------------------------
@@ -37,6 +38,9 @@ struct WeightTensor {
   int64_t colsum_offset = 0;  // kPackedI8: int32 [E][n_pad] = 128 * sum_k w, for kernels with unsigned activations
   int64_t group = 0;                   // kPackedI4: 32, 64 or 128
   DType scale_dtype = DType::kF32;     // kPackedI4: F32, or BF16 where that is exact
+  // Experts' matrices: expert e stands at place expert_slots[e], and so do its scales of kPackedI4; what int8 has beside its
+  // elements, and biases, are in the order of experts. Empty: so are all (since version 5).
+  std::vector<int32_t> expert_slots;
 };
 
 struct Segment {  // a contiguous, kSegmentAlign-aligned part of weights.bin with its own checksum

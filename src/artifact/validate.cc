@@ -49,7 +49,8 @@ Status validate_facts(const Manifest& m) {
     return refuse("engine format {} has no {}, which came with format {}", m.format_version,
                   needed == 2   ? "int4 weights"
                   : needed == 3 ? "such scales of activations"
-                                : "such fused instructions",
+                  : needed == 4 ? "such fused instructions"
+                                : "experts in another order",
                   needed);
   if (m.default_kv != "f32" && m.default_kv != "bf16" && m.default_kv != "int8")
     return refuse("default_kv '{}' is not f32, bf16 or int8", m.default_kv);
@@ -72,6 +73,19 @@ struct Range {
   int64_t begin, end;
   size_t tensor;
 };
+
+Status validate_slots(const WeightTensor& w, const std::string& at) {
+  if (w.packing == Packing::kPlain) return refuse("{} has expert_slots, which only packed matrices have", at);
+  if (int64_t(w.expert_slots.size()) != w.experts)
+    return refuse("{} has {} expert_slots for {} experts", at, w.expert_slots.size(), w.experts);
+  std::vector<bool> taken(w.expert_slots.size());
+  for (const int32_t s : w.expert_slots) {
+    if (!in_range(s, 0, w.experts - 1)) return refuse("{} has an expert at place {} of {}", at, s, w.experts);
+    if (taken[size_t(s)]) return refuse("{} has two experts at place {}", at, s);
+    taken[size_t(s)] = true;
+  }
+  return {};
+}
 
 Status validate_tensor(const Manifest& m, size_t index, std::vector<Range>* ranges) {
   const WeightTensor& w = m.weights[index];
@@ -105,6 +119,7 @@ Status validate_tensor(const Manifest& m, size_t index, std::vector<Range>* rang
     return refuse("{} has expert_stride {}, which is not the size of one padded matrix", at, w.expert_stride);
   if (Wide(w.bytes) != stride * w.experts)
     return refuse("{} has {} bytes, which is not experts * expert_stride", at, w.bytes);
+  if (!w.expert_slots.empty()) MI_TRY_VOID(validate_slots(w, at));
   if ((int8 || int4) && w.k > kMaxIntK)
     return refuse("{} has {} columns; int8 sums over more than {} could leave int32", at, w.k, kMaxIntK);
 

@@ -476,6 +476,7 @@ class Checker {
     std::optional<Packing> packing;
     bool stored_scale = false;
     const WeightTensor* float_down = nullptr;
+    const std::vector<int32_t>* slots = nullptr;
     for (const InstrWeight& w : in.weights) {
       const WeightTensor& t = m_.weights[size_t(w.tensor)];
       stored_scale |= w.role == Role::kInScale;
@@ -485,6 +486,9 @@ class Checker {
         packing = t.packing;
       }
       if (w.role == Role::kUp && packing != t.packing) return refuse("gate and up are packed differently");
+      if (w.role != Role::kGate && w.role != Role::kUp && w.role != Role::kDown) continue;
+      if (!slots) slots = &t.expert_slots;
+      if (*slots != t.expert_slots) return refuse("gate, up and down have their experts in different orders");
     }
     MI_TRY_VOID(matrix(in, Role::kGate, experts, inner, x.type.cols, x.type.elem));
     MI_TRY_VOID(matrix(in, Role::kUp, experts, inner, x.type.cols, x.type.elem));

@@ -185,6 +185,30 @@ TEST_F(Validate, GroupsOfExperts) {
   refused("groups go with grouped_experts", [&](Manifest& x) { instr(x, Op::kRope, 0).groups = {all}; });
 }
 
+TEST_F(Validate, ExpertsInAnotherOrder) {
+  const std::string gate = "layers.0.gate.weight", up = "layers.0.up.weight", down = "layers.0.down.weight";
+  const auto order = [&](Manifest& m, std::vector<int32_t> slots) {
+    for (const std::string& name : {gate, up, down}) weight(m, name).expert_slots = slots;
+  };
+  order(good_, {5, 0, 1, 2, 4, 3});
+  EXPECT_EQ(needed_format_version(good_), 5);
+  refused("has no experts in another order, which came with format 5", [](Manifest& m) { m.format_version = 4; });
+  good_.format_version = 5;
+  const Status s = validate(good_, good_.memory.weight_bytes);
+  EXPECT_TRUE(s.ok()) << s.error().message();
+  const auto back = parse_manifest(manifest_text(good_), "text");
+  ASSERT_TRUE(back.ok()) << back.error().message();
+  EXPECT_EQ(manifest_text(*back), manifest_text(good_));
+  EXPECT_EQ(expert_slot(weight(good_, gate), 0), 5);
+  EXPECT_EQ(expert_slot(weight(good_, "layers.1.gate.weight"), 2), 2);
+  refused("5 expert_slots for 6 experts", [&](Manifest& m) { order(m, {4, 0, 1, 2, 3}); });
+  refused("two experts at place 2", [&](Manifest& m) { order(m, {5, 0, 1, 2, 2, 3}); });
+  refused("an expert at place 6 of 6", [&](Manifest& m) { order(m, {5, 0, 1, 2, 6, 3}); });
+  refused("an expert at place -1 of 6", [&](Manifest& m) { order(m, {5, 0, 1, 2, -1, 3}); });
+  refused("in different orders", [&](Manifest& m) { weight(m, down).expert_slots = {}; });
+  refused("which only packed matrices have", [&](Manifest& m) { weight(m, "layers.0.down.bias").expert_slots = {5, 0, 1, 2, 4, 3}; });
+}
+
 TEST_F(Validate, StoredScales) {
   good_.format_version = 3;
   refused("'in_scale' is missing", [&](Manifest& m) { params<QuantizeParams>(m, Op::kQuantize, 0).saturate = true; });

@@ -16,7 +16,7 @@ class ArtifactWriter {
  public:
   // segment_bytes: a segment ends at the first tensor border after this many bytes (a larger tensor makes a larger
   // segment).
-  static Result<ArtifactWriter> create(const Path& dir, int64_t segment_bytes = int64_t(256) << 20);
+  static Result<ArtifactWriter> create(const Path& dir, int64_t segment_bytes = kSegmentBytes);
   ArtifactWriter(ArtifactWriter&&) noexcept;
   ~ArtifactWriter();
 

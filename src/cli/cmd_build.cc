@@ -6,13 +6,14 @@
 #include "ir/pipeline.h"
 #include "tools/build_config.h"
 #include "tools/check_text.h"
+#include "tools/expert_replay.h"
 #include "tools/verify_passes.h"
 
 namespace mi::cli {
 namespace {
 
 struct Flags {
-  std::string config, model, output, target = "cpu", level = "O2", precision;
+  std::string config, model, output, target = "cpu", level = "O2", precision, profile;
   std::vector<std::string> disabled, allowed;
   int64_t seq = 0, batch = 32;
   bool verify = false, force = false, strict = false, json = false, list = false;
@@ -39,6 +40,8 @@ Result<int> run(const Flags& f, bool level_given) {
   o.force = f.force;
   o.strict = o.strict || f.strict;
   o.allowed_fallbacks.insert(o.allowed_fallbacks.end(), f.allowed.begin(), f.allowed.end());
+  o.expert_profile = f.profile;
+  o.replay_order = tools::replay_order;
   o.plan_seq_len = f.seq;
   o.plan_batch = f.batch;
   MI_TRY_VOID(tools::check_text(o.model / "tokenizer"));
@@ -77,6 +80,9 @@ Command add_build(CLI::App& parent) {
       ->capture_default_str();
   app->add_option("--precision", f->precision, "float matrices: fp32 or bf16 (default: as the model has them)")
       ->check(CLI::IsMember({"fp32", "bf16"}));
+  app->add_option("--expert-profile", f->profile,
+                  "which experts text chooses (written by profile --experts): experts that are chosen together are stored together, where that "
+                  "promises anything; answers stay the same");
   app->add_option("--disable-pass", f->disabled, "leave a pass out; may be repeated; --list-passes names them");
   app->add_option("--max-seq-len", f->seq,
                   "tokens per sequence in the printed KV plan (default: 4096 or the model's limit)");
@@ -87,7 +93,9 @@ Command add_build(CLI::App& parent) {
   app->add_flag("--force", f->force, "replace an existing engine");
   app->add_flag("--list-passes", f->list, "print the passes and stop");
   app->add_flag("--json", f->json, "print the report as JSON");
-  app->footer("Example:\n  metainfer build --model mini-m3-w8a8 --target cpu --opt-level O2 --output mini-m3-engine\n"
+  app->footer("Examples:\n  metainfer build --model mini-m3-w8a8 --target cpu --opt-level O2 --output mini-m3-engine\n"
+              "  metainfer profile --engine mini-m3-engine --experts experts.json --data requests.jsonl\n"
+              "  metainfer build --model mini-m3-w8a8 --output mini-m3-engine-2 --expert-profile experts.json\n"
               "A file for --config (fusion.ignore: names of weights or results, or re: patterns; every key may be absent):\n"
               "  build:\n"
               "    disable_passes: [fuse_qkv]\n"

@@ -36,9 +36,9 @@ Result<int> experts(const Flags& f) {
   p.source = text.source;
   if (p.layers.empty()) return fail(ErrorCode::kUsage, "{}: this model has no experts", f.engine.engine);
   if (p.tokens < 2) return bad_input("{}: {} tokens are too few to learn from", text.source, p.tokens);
-  MI_TRY_VOID(tools::write_expert_profile(p, f.experts, f.force));
+  MI_TRY_VOID(artifact::write_expert_profile(p, f.experts, f.force));
   fmt::print("{}", tools::expert_evidence_text(p, tools::weigh_experts(p)) +
-                       tools::order_evidence_text(tools::weigh_order(p, s.engine->manifest())));
+                       tools::order_evidence_text(compiler::learn_order(p, s.engine->manifest())));
   return 0;
 }
 

@@ -34,16 +34,15 @@ void add_engine_flags(CLI::App& app, EngineFlags* f, bool sequences) {
                      "read the weights into huge pages, map the file, or auto: read when the memory is there")
           ->check(CLI::IsMember({"auto", "read", "map"}))
           ->capture_default_str();
-  CLI::Option* cache = app.add_option("--expert-cache", f->expert_cache,
+  app.add_option("--expert-cache", f->expert_cache,
                  "for engines larger than memory: experts stay on disk and are read as they are chosen, into so much "
                  "memory; the other weights are read at start. 2gib, 500mb and the like, too")
       ->transform(CLI::AsSizeValue(true))
       ->check(CLI::Range(uint64_t(1), uint64_t(1) << 50))
       ->excludes(weights);
   app.add_option("--expert-profile", f->expert_profile,
-                 "what 'metainfer profile --experts' wrote: the experts that real traffic chooses most are read at start "
-                 "and stay longer")
-      ->needs(cache);
+                 "what 'metainfer profile --experts' wrote: with --expert-cache the experts that real traffic chooses most are read at "
+                 "start and stay longer; with all weights in memory they are shared out over memory nodes, where there are several");
   app.add_option("--memory-pool", f->memory_pool,
                  "true: memory of keys and values, once used, is kept for the next request; false: the kernel gets it "
                  "back when a request ends")

@@ -249,6 +249,13 @@ Result<BuildReport> build_engine(const ir::MirDir& mir, const BuildOptions& o) {
   m.program = std::move(program.instrs);
   for (const WeightPlan& w : program.weights) m.weights.push_back(w.tensor);  // their places are known when they are written
   MI_TRY_VOID(set_expert_groups(o.expert_groups, &m));
+  std::optional<artifact::ExpertProfile> choices;
+  if (!o.expert_profile.empty()) {
+    MI_TRY(choices, artifact::read_expert_profile(o.expert_profile, m));
+    r.expert_order = order_experts(*choices, &m);
+    for (size_t i = 0; i < m.weights.size(); ++i) program.weights[i].tensor.expert_slots = m.weights[i].expert_slots;
+    if (r.expert_order->reordered() > 0) m.options["expert_profile"] = fmt::format("{} tokens of {}", choices->tokens, choices->source);
+  }
   if (!o.scratch) r.kernel_fallbacks = find_kernel_fallbacks(m);
   if (o.strict) MI_TRY_VOID(check_strict(m.fallbacks, r.kernel_fallbacks.list, o.allowed_fallbacks));
   r.unshared_activation_bytes = unshared_bytes(m.buffers);
@@ -272,10 +279,13 @@ Result<BuildReport> build_engine(const ir::MirDir& mir, const BuildOptions& o) {
   m.memory.weight_bytes = writer.offset();
   MI_TRY_VOID(write_file(out.path() / "graph.mir", ir::print(graph)));
   MI_TRY_VOID(ir::copy_tokenizer(mir.dir, out.path()));
-  r.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-  if (!o.scratch) MI_TRY_VOID(write_file(out.path() / "report.html", report_html(r, graph, o.appendix)));
   const Keep keep = o.scratch ? Keep::kScratch : Keep::kSafe;
   MI_TRY_VOID(writer.finish(m, keep));
+  if (o.replay_order && r.expert_order && r.expert_order->reordered() > 0) {
+    MI_TRY(r.expert_order->replay, o.replay_order(out.path() / "weights.bin", m, *choices));
+  }
+  r.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  if (!o.scratch) MI_TRY_VOID(write_file(out.path() / "report.html", report_html(r, graph, o.appendix)));
   r.engine_bytes = directory_bytes(out.path());
   MI_TRY_VOID(out.commit(keep));
   r.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();

@@ -3,6 +3,7 @@
 // at all.
 
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -12,6 +13,7 @@
 #include "base/result.h"
 #include "compiler/conversions.h"
 #include "compiler/expert_groups.h"
+#include "compiler/expert_order.h"
 #include "compiler/kernel_fallbacks.h"
 #include "ir/mir_dir.h"
 #include "ir/pipeline.h"
@@ -28,6 +30,8 @@ struct BuildOptions {
   ir::FusionRules rules;
   bool debug_shapes = false;                 // BuildReport::shapes
   std::vector<ExpertGroups> expert_groups;
+  Path expert_profile;                       // of recorded choices (artifact/expert_profile.h): experts are stored by it, where that pays
+  ReplayOrder replay_order;                  // measures what it was worth; may be empty
   std::map<std::string, std::string> recorded;  // further entries of the manifest's options: what a config file said
   bool force = false;                        // replace an existing engine
   std::string appendix;                      // HTML that ends report.html: what others found out about this model
@@ -44,6 +48,7 @@ struct BuildReport {
   std::vector<int64_t> kernel_calls;  // of one step: without passes, then after each of manifest.passes; none for scratch
   std::vector<Conversion> conversions;
   KernelFallbacks kernel_fallbacks;  // on this machine, so no part of the engine
+  std::optional<ExpertOrder> expert_order;  // with BuildOptions::expert_profile
   std::string shapes;  // debug_shapes: every intermediate before the first pass and after each that changed something
   int64_t source_bytes = 0;  // of the model's weights
   int64_t engine_bytes = 0;  // of the whole directory

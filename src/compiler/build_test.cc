@@ -114,6 +114,99 @@ TEST_F(Build, FusionShrinksTheProgram) {
   failed(build_engine(o), ErrorCode::kUsage, "fuse_everything");
 }
 
+// Layers 1 and 2 of the tiny model: pairs that are no neighbours, always, or any two of the six experts.
+artifact::ExpertProfile choices(bool pairs) {
+  artifact::ExpertProfile p{"tiny", "test.jsonl", 600, {{1, 6, 2, {}}, {2, 6, 2, {}}}};
+  for (auto& l : p.layers)
+    for (uint64_t t = 0; t < 600; ++t) {
+      const int32_t a = int32_t(random_u64(1, t) % 6), b = int32_t((uint64_t(a) + 1 + random_u64(2, t) % 5) % 6);
+      const std::pair<int32_t, int32_t> ids = pairs ? std::pair(a % 3, a % 3 + 3) : std::pair(std::min(a, b), std::max(a, b));
+      l.ids.insert(l.ids.end(), {ids.first, ids.second});
+    }
+  return p;
+}
+
+TEST_F(Build, ExpertsAreStoredByHowTheyAreChosenAndAreTheSameExperts) {
+  for (const char* matrices : {"w8a8", "w4a8_g32", "bf16", "f32"})
+    for (const int level : {0, 2}) {
+      BuildOptions o = options(matrices);
+      o.opt_level = level;
+      o.force = true;
+      ASSERT_TRUE(build_engine(o).ok());
+      const auto plain = open_checked(o.output);
+      ASSERT_TRUE(plain.ok());
+      const Path profile = dir_ / "experts.json";
+      ASSERT_TRUE(artifact::write_expert_profile(choices(true), profile, true).ok());
+      o.expert_profile = profile;
+      o.output = dir_ / "reordered";
+      int replays = 0;
+      o.replay_order = [&](const Path& weights, const artifact::Manifest& m, const artifact::ExpertProfile& p) -> Result<OrderReplay> {
+        ++replays;
+        EXPECT_EQ(int64_t(fs::file_size(weights)), m.memory.weight_bytes);
+        return OrderReplay{p.tokens, 2, 1, 20, 10, "of a test"};
+      };
+      const auto r = build_engine(o);
+      ASSERT_TRUE(r.ok()) << r.error().message();
+      EXPECT_EQ(replays, 1);
+      const auto a = open_checked(o.output);
+      ASSERT_TRUE(a.ok()) << matrices << " O" << level << ": " << a.error().message();
+      EXPECT_EQ(a->manifest.format_version, 5);
+      EXPECT_EQ(a->manifest.options.at("expert_profile"), "600 tokens of test.jsonl");
+      int moved = 0;
+      for (const artifact::WeightTensor& t : a->manifest.weights) {
+        const artifact::WeightTensor& was = tensor(*plain, t.name);
+        const bool experts = t.packing != artifact::Packing::kPlain && t.experts == 6;
+        EXPECT_EQ(!t.expert_slots.empty(), experts) << t.name;
+        if (!experts) continue;
+        const auto bytes = [](const artifact::LoadedArtifact& l, int64_t begin, int64_t size, int64_t at) {
+          const std::byte* p = l.bytes.data() + begin + at * size;
+          return std::vector<std::byte>(p, p + size);
+        };
+        const int64_t scales = t.scale_offset > 0 ? artifact::scale_bytes(t) / 6 : 0;
+        for (int64_t e = 0; e < 6; ++e) {
+          const int64_t slot = artifact::expert_slot(t, e);
+          moved += slot != e;
+          EXPECT_EQ(bytes(*a, t.offset, t.expert_stride, slot), bytes(*plain, was.offset, t.expert_stride, e)) << t.name << " " << e;
+          EXPECT_EQ(bytes(*a, t.scale_offset, scales, t.packing == artifact::Packing::kPackedI4 ? slot : e), bytes(*plain, was.scale_offset, scales, e)) << t.name << " " << e;
+          const int64_t sums = t.colsum_offset > 0 ? t.n_pad * 4 : 0;
+          EXPECT_EQ(bytes(*a, t.colsum_offset, sums, e), bytes(*plain, was.colsum_offset, sums, e));
+        }
+      }
+      EXPECT_GT(moved, 0);
+      const std::string text = report_text(*r), html = read_file(o.output / "report.html").value();
+      for (const std::string& page : {text, html}) {
+        EXPECT_NE(page.find("layers 1-2 by how 600 tokens of test.jsonl choose"), std::string::npos) << page;
+        EXPECT_NE(page.find("0.500 of the time"), std::string::npos) << page;
+      }
+      EXPECT_EQ(report_json(*r)["expert_order"]["measured"]["reads_learnt"], 10);
+    }
+}
+
+TEST_F(Build, WithoutAPromiseTheEngineIsThePlainOne) {
+  BuildOptions o = options("w8a8");
+  ASSERT_TRUE(build_engine(o).ok());
+  const Path plain = o.output, profile = dir_ / "experts.json";
+  ASSERT_TRUE(artifact::write_expert_profile(choices(false), profile, true).ok());
+  o.expert_profile = profile;
+  o.output = dir_ / "kept";
+  o.replay_order = [](const Path&, const artifact::Manifest&, const artifact::ExpertProfile&) -> Result<OrderReplay> { MI_CHECK(false, "nothing to measure"); };
+  const auto r = build_engine(o);
+  ASSERT_TRUE(r.ok()) << r.error().message();
+  EXPECT_NE(report_text(*r).find("expert order  kept: by 600 tokens of test.jsonl"), std::string::npos) << report_text(*r);
+  for (const char* file : {"weights.bin", "engine.json"}) EXPECT_EQ(read_file(plain / file).value(), read_file(o.output / file).value()) << file;
+
+  artifact::ExpertProfile other = choices(true);
+  other.layers[0].k = 1;
+  ASSERT_TRUE(artifact::write_expert_profile(other, profile, true).ok());
+  o.force = true;
+  failed(build_engine(o), ErrorCode::kBadInput, "belongs to another model");
+  ASSERT_TRUE(write_file(profile, "{\"format\": 3").ok());
+  failed(build_engine(o), ErrorCode::kBadInput, "experts.json");
+  ASSERT_TRUE(write_file(profile, "{\"format\": 3}").ok());
+  failed(build_engine(o), ErrorCode::kBadInput, "no expert profile");
+  EXPECT_TRUE(fs::exists(dir_ / "kept" / "engine.json")) << "what was there stays";
+}
+
 TEST_F(Build, Int8NumbersAreWhereTheLayoutSaysTheyAre) {
   const BuildOptions o = options("w8a8");
   ASSERT_TRUE(build_engine(o).ok());

@@ -122,7 +122,7 @@ class Emitter {
     kernels::pack_i4(w, n, t.k, reinterpret_cast<uint8_t*>(chunk_.data()), begin - r0);
     floats_.resize(size_t(n * groups));
     MI_TRY_VOID(read_floats(s, s.scale, first * groups, n * groups, floats_.data()));
-    kernels::pack_scales_i4(floats_.data(), n, groups, scales_.data() + e * t.n_pad * groups, begin);
+    kernels::pack_scales_i4(floats_.data(), n, groups, scales_.data() + artifact::expert_slot(t, e) * t.n_pad * groups, begin);
     return {};
   }
 
@@ -155,7 +155,9 @@ class Emitter {
     const int64_t row_bytes = artifact::packed_bytes(t.packing, t.k_pad);
     const int64_t rows_per_chunk =
         std::max<int64_t>(kernels::kNTile, kChunkBytes / row_bytes / kernels::kNTile * kernels::kNTile);
-    for (int64_t e = 0; e < t.experts; ++e)
+    std::vector<int64_t> expert_at(static_cast<size_t>(t.experts));
+    for (int64_t e = 0; e < t.experts; ++e) expert_at[size_t(artifact::expert_slot(t, e))] = e;
+    for (const int64_t e : expert_at)
       for (int64_t r = 0; r < t.n_pad; r += rows_per_chunk) {
         const int64_t rows = std::min(rows_per_chunk, t.n_pad - r);
         MI_TRY_VOID(pack_rows(t, sources, e, r, rows));

@@ -123,6 +123,7 @@ std::string report_text(const BuildReport& r) {
                      human_bytes(double(m.memory.activation_bytes_per_token)),
                      human_bytes(double(r.unshared_activation_bytes)), m.buffers.size(), sharing_of(m).size());
   out += groups_text(m);
+  if (r.expert_order) out += expert_order_text(*r.expert_order);
   out += fmt::format("program       {} kernel calls per step, {} without passes\n", m.program.size(), r.kernel_calls.front());
   out += fmt::format("KV cache, {} sequences of {} tokens:\n{}", r.plan_batch, r.plan_seq_len,
                      kv_plan_text(m.caches, r.plan_seq_len, r.plan_batch));
@@ -188,6 +189,7 @@ Json report_json(const BuildReport& r) {
     j["conversions"].push_back({{"where", c.where}, {"to", c.to_int8 ? "int8" : "float"}, {"by", c.by}, {"why", c.why}, {"times", c.times}, {"own_call", c.own_call}});
     if (c.own_call) j["conversions"].back()["buffer_bytes"] = c.buffer_bytes;
   }
+  if (r.expert_order) j["expert_order"] = expert_order_json(*r.expert_order);
   j["arena"] = {{"buffers", m.buffers.size()}, {"places", Json::array()}};
   for (const Sharing& s : sharing_of(m)) j["arena"]["places"].push_back({{"offset", s.offset}, {"buffers", s.names}});
   j["seconds"] = r.seconds;
@@ -233,6 +235,7 @@ std::string report_html(const BuildReport& r, const ir::Graph& after_passes, con
                   c.own_call ? fmt::format("{}: {} of floats per token", c.by, human_bytes(double(c.buffer_bytes))) : c.by, c.why, fmt::format("{}", c.times)});
     out += "</table>\n";
   }
+  if (r.expert_order) out += expert_order_html(*r.expert_order);
   out += "<h2>Fallbacks</h2>\n";
   if (m.fallbacks.empty()) {
     out += "<p>None.</p>\n";

@@ -4,6 +4,7 @@
 
 #include <memory>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "artifact/layout.h"
@@ -25,6 +26,8 @@ struct Weight {
   const float* scales = nullptr;       // int8, and int4 unless as bfloat16
   const uint16_t* scales_bf16 = nullptr;
   const int32_t* colsums = nullptr;    // int8
+  // Experts' matrices only: where each lies; of streamed experts those that the instruction at hand has in memory.
+  std::vector<kernels::ExpertPlace> experts;
   const float* floats() const { return reinterpret_cast<const float*>(data); }   // vectors (validated: plain F32)
 };
 
@@ -53,7 +56,6 @@ struct Context {
   std::vector<Foresight> foresight;                  // by router
   std::vector<int32_t> foreseen;                     // experts of the groups in foresight_groups, the likeliest first
   std::vector<size_t> foreseen_groups;
-  std::vector<kernels::ExpertPlace> places[3];       // by matrix of its group, of those in memory
   std::vector<kernels::KvCache> caches;              // by layer, into kv
   kernels::SumOrder attention_order = kernels::SumOrder::kAscending;   // of every step and row: answers must not depend on how many there are
   int64_t kv_page_bytes = 0;
@@ -85,6 +87,7 @@ struct Context {
       if (w.role == role) return &weights[size_t(w.tensor)];
     return nullptr;
   }
+  Weight* find(const artifact::Instr& i, Role role) { return const_cast<Weight*>(std::as_const(*this).find(i, role)); }
   size_t index(const artifact::Instr& i) const { return size_t(&i - manifest().program.data()); }
   const float* vector(const artifact::Instr& i, Role role) const {
     const Weight* w = find(i, role);
@@ -132,10 +135,19 @@ void run_expert_linear(Context& c, const artifact::Instr& i);
 void run_expert_combine(Context& c, const artifact::Instr& i);
 void run_grouped_experts(Context& c, const artifact::Instr& i);
 
+// What a kernel is told of the expert whose matrix lies here, and whose scales lie there when they are int4's.
+kernels::ExpertPlace expert_place(const artifact::WeightTensor& w, const std::byte* matrix, const std::byte* scales);
+
 // stream_experts.cc. Instead of reading all weights: those that every step needs, and a stream of the others.
 Status stream_weights(Context& c);
-// Where these experts' matrices lie now, into Context::places.
+// Where these experts' matrices lie now, into Weight::experts.
 void place_streamed(Context& c, const artifact::Instr& i, std::span<const int32_t> experts);
+
+// place_by_load.cc. A memory node for each block of weights.bin, so that in each layer nodes have equally many, and of what a token
+// reads, as far as known by how likely it chooses each expert, about equally much.
+std::vector<int> plan_blocks(const artifact::Manifest& m, const std::map<int32_t, std::vector<float>>& chances, const std::vector<int>& nodes, int64_t block_bytes);
+// Asks for them, before the weights' memory is touched; false: the kernel refused.
+bool place_by_load(Context& c);
 
 // foresight.cc. What a router's input says about the next layer's experts, into Context::foreseen, right after the router ran.
 std::vector<Foresight> find_foresight(const Context& c);

@@ -2,6 +2,7 @@
 
 #include <cstring>
 
+#include "exec/context.h"
 #include "exec/test_oracle.h"
 #include "hw/process_memory.h"
 #include "kernels/attention/attention.h"
@@ -361,6 +362,32 @@ TEST(Engine, StreamedExpertsGiveTheSameBitsFromACacheOfAnySize) {
   EXPECT_NE(Engine::load(TestModel(ModelShape{}).dir(), o, pool).error().message().find("are the least that works"), std::string::npos);
 }
 
+TEST(Engine, ExpertsInAnotherOrderGiveTheSameBits) {
+  for (auto [name, shape] : shapes()) {
+    if (!shape.moe) continue;
+    hw::ThreadPool pool(2);
+    const TestModel plain(shape);
+    const auto by_number = plain.load(pool);
+    Runner want(*by_number, {random_ids(5, 20), random_ids(6, 9)});
+    want.run_all(1, true);
+    shape.reordered = true;
+    const TestModel model(shape);
+    EXPECT_EQ(model.manifest().format_version, 5);
+    LoadOptions o;
+    o.expert_cache_bytes = int64_t(1) << 30;
+    const int64_t all = model.load(pool, o)->memory()[1].bytes;
+    for (const int64_t cache : {int64_t(0), all, all / 2}) {
+      o.expert_cache_bytes = cache;
+      const auto engine = model.load(pool, o);
+      Runner r(*engine, {random_ids(5, 20), random_ids(6, 9)});
+      for (const int64_t chunk : {1, 7, 0}) {
+        r.run_all(chunk, true);
+        expect_same_bits(r.logits, want.logits, name + ", a cache of " + std::to_string(cache));
+      }
+    }
+  }
+}
+
 TEST(Engine, WeightsGoToMemoryNodesOrSayWhyNot) {
   const TestModel model(ModelShape{});
   hw::ThreadPool pool(1);
@@ -369,8 +396,41 @@ TEST(Engine, WeightsGoToMemoryNodesOrSayWhyNot) {
   const std::string refused = "placed by the kernel";
   o.weight_nodes = {5000};  // more nodes than a kernel can have
   EXPECT_NE(model.load(pool, o)->weights_place().find(refused), std::string::npos);
+  o.weight_nodes = {5000, 5001};
+  o.expert_chances[0] = std::vector<float>(6, 0.3f);
+  EXPECT_NE(model.load(pool, o)->weights_place().find(refused), std::string::npos);
   o.weight_nodes = {0};
   EXPECT_EQ(model.load(pool, o)->weights_place().find("5000"), std::string::npos);
+}
+
+// Two nodes; the experts that most tokens choose stand in every second block, which dealing out in turn would put on one node.
+TEST(Engine, BlocksOfEachLayerAreSharedOutByWhatIsReadOfThem) {
+  ModelShape shape;
+  shape.experts = 8;
+  shape.hidden = shape.inner = 64;
+  shape.fused = true;
+  const TestModel model(shape);
+  const artifact::Manifest& m = model.manifest();
+  const int64_t block = 64 * 64 * 4;  // of an expert's matrix
+  std::map<int32_t, std::vector<float>> chances;
+  for (int32_t l = 0; l < 2; ++l) chances[l] = {0.9f, 0.1f, 0.9f, 0.1f, 0.9f, 0.1f, 0.9f, 0.1f};
+  const std::vector<int> plan = plan_blocks(m, chances, {0, 1}, block);
+  ASSERT_EQ(int64_t(plan.size()), (m.memory.weight_bytes + block - 1) / block);
+  for (int32_t layer = 0; layer < 2; ++layer) {
+    double read[2] = {}, in_turn[2] = {};
+    for (const artifact::Instr& i : m.program)
+      for (const artifact::InstrWeight& x : i.weights) {
+        const artifact::WeightTensor& w = m.weights[size_t(x.tensor)];
+        if (i.layer != layer || i.op != Op::kGroupedExperts || w.packing == Packing::kPlain) continue;
+        for (int64_t e = 0; e < w.experts; ++e)
+          for (int64_t at = w.offset + e * w.expert_stride; at < w.offset + (e + 1) * w.expert_stride; at += 64) {
+            read[plan[size_t(at / block)]] += 64 * double(chances[layer][size_t(e)]);
+            in_turn[at / block % 2] += 64 * double(chances[layer][size_t(e)]);
+          }
+      }
+    EXPECT_NEAR(read[0] / (read[0] + read[1]), 0.5, 0.08) << "layer " << layer << "; in turn " << in_turn[0] << " and " << in_turn[1];
+  }
+  EXPECT_NEAR(double(std::count(plan.begin(), plan.end(), 0)), double(plan.size()) / 2, 3);
 }
 
 TEST(Engine, TimesCoverEveryInstructionOfEveryStep) {

@@ -10,6 +10,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <map>
+#include <utility>
 
 #include "base/check.h"
 #include "base/util.h"
@@ -18,26 +19,18 @@
 namespace mi::exec {
 namespace {
 
-constexpr int64_t kPage = 4096;            // what direct reads are aligned to
-constexpr int kReaders = 8;                // with parts of this size: 2.6 GB/s of a disk that gives one thread 1.6
+using artifact::ExpertMatrix;
+using artifact::PageRange;
+using artifact::pages_of;
+
+constexpr int64_t kPage = artifact::kReadPage;
+constexpr int kReaders = 8;
 constexpr double kLately = 32, kPays = 0.8;  // experts read ahead; share of them that has to be wanted
-constexpr int64_t kPart = int64_t(512) << 10;
-
-int64_t page_ceil(int64_t n) { return (n + kPage - 1) / kPage * kPage; }
-
-// An expert's part of a matrix and what shares its pages.
-struct Pages {
-  int64_t begin = 0, bytes = 0;
-};
-Pages pages_of(const ExpertStream::Matrix& m, int32_t expert) {
-  const int64_t at = m.offset + expert * m.stride, begin = at / kPage * kPage;
-  return {begin, page_ceil(at + m.bytes) - begin};
-}
 
 // Room for any expert's pages of the matrix.
-int64_t matrix_pages(const ExpertStream::Matrix& m) {
+int64_t matrix_pages(const ExpertMatrix& m) {
   const bool aligned = m.offset % kPage == 0 && m.stride % kPage == 0;
-  return page_ceil(m.bytes) + (aligned ? 0 : kPage);
+  return (m.bytes + kPage - 1) / kPage * kPage + (aligned ? 0 : kPage);
 }
 
 }  // namespace
@@ -61,7 +54,7 @@ Result<std::unique_ptr<ExpertStream>> ExpertStream::open(const std::filesystem::
     GroupState state;
     state.first_unit = int32_t(s->slot_of_.size());
     int64_t bytes = 0;
-    for (const Matrix& m : g.matrices) {
+    for (const ExpertMatrix& m : g.matrices) {
       state.starts.push_back(bytes);
       bytes += matrix_pages(m);
     }
@@ -120,8 +113,8 @@ const std::byte* ExpertStream::at(size_t group, int32_t expert, size_t matrix) c
   const GroupState& g = groups_[group];
   const int32_t slot = slot_of_[size_t(unit(group, expert))];
   MI_DCHECK(slot >= 0, "expert {} of group {} is not in memory", expert, group);
-  const Matrix& m = g.group.matrices[matrix];
-  return pools_[g.pool].slots[size_t(slot)].data + g.starts[matrix] + (m.offset + expert * m.stride) % kPage;
+  const ExpertMatrix& m = g.group.matrices[matrix];
+  return slot_data({group, expert, slot}, matrix) + (m.offset + g.group.place(expert) * m.stride) % kPage;
 }
 
 double ExpertStream::score(const Slot& s) const {
@@ -164,20 +157,24 @@ void ExpertStream::start(const Load& l, bool ahead) {
   s.used = clock_;
   s.reading = 0;
   slot_of_[size_t(s.unit)] = l.slot;
-  for (const Matrix& m : g.group.matrices) s.reading += int32_t((pages_of(m, l.expert).bytes + kPart - 1) / kPart);
+  for (const ExpertMatrix& m : g.group.matrices)
+    s.reading += int32_t((pages_of(m, g.group.place(l.expert)).bytes + artifact::kReadPart - 1) / artifact::kReadPart);
   if (ahead)
     ahead_.push_back(l);
   else
-    queue_reads(l);
-  work_.notify_all();
+    begun_.push_back(l);
 }
 
-void ExpertStream::queue_reads(const Load& l) {
-  const GroupState& g = groups_[l.group];
-  for (size_t m = 0; m < g.group.matrices.size(); ++m) {
-    const int64_t bytes = pages_of(g.group.matrices[m], l.expert).bytes;
-    for (int64_t from = 0; from < bytes; from += kPart) now_.push_back({l, m, from, std::min(kPart, bytes - from)});
-  }
+void ExpertStream::queue_reads(std::vector<Load> loads) {
+  if (loads.empty()) return;
+  const Group& g = groups_[loads[0].group].group;
+  std::sort(loads.begin(), loads.end(), [&](const Load& x, const Load& y) { return g.place(x.expert) < g.place(y.expert); });
+  std::vector<int32_t> places;
+  for (const Load& l : loads) places.push_back(g.place(l.expert));
+  artifact::each_read(g.matrices, places, [&](size_t matrix, PageRange pages, size_t first, size_t count) {
+    now_.push_back({{loads.begin() + ptrdiff_t(first), loads.begin() + ptrdiff_t(first + count)}, matrix, pages});
+  });
+  work_.notify_all();
 }
 
 void ExpertStream::each_part(size_t group, std::span<const int32_t> wanted, const Part& part) {
@@ -203,10 +200,9 @@ void ExpertStream::each_part(size_t group, std::span<const int32_t> wanted, cons
     s->ahead = false;
     const auto queued = std::find_if(ahead_.begin(), ahead_.end(), [&](const Load& l) { return l.group == group && l.expert == e; });
     if (queued == ahead_.end()) continue;
-    queue_reads(*queued);
+    begun_.push_back(*queued);
     ahead_.erase(queued);
   }
-  if (!now_.empty()) work_.notify_all();
   size_t next = 0;  // of the missing
   while (!pending_.empty()) {
     while (next < missing_.size()) {
@@ -214,6 +210,7 @@ void ExpertStream::each_part(size_t group, std::span<const int32_t> wanted, cons
       if (slot < 0) break;
       start({group, missing_[next++], slot}, false);
     }
+    queue_reads(std::exchange(begun_, {}));
     part_.clear();
     for (const int32_t e : pending_)
       if (const Slot* s = find(group, e); s && s->pinned && s->reading == 0) part_.push_back(e);
@@ -251,6 +248,7 @@ void ExpertStream::prefetch(std::span<const size_t> groups, std::span<const int3
       if (slot < 0) return;
       start({group, e, slot}, true);
       ++stats_.prefetched;
+      work_.notify_all();
     }
 }
 
@@ -274,6 +272,7 @@ void ExpertStream::fill() {
     l.slot = int32_t(next[pool]++);
     if (next[pool] > pools_[pool].slots.size()) continue;
     start(l, false);
+    queue_reads(std::exchange(begun_, {}));
     slot(l).pinned = false;
   }
   changed_.wait(lock, [&] {
@@ -289,42 +288,50 @@ StreamStats ExpertStream::stats() const {
 }
 
 void ExpertStream::read_loop() {
+  alignas(kPage) std::byte together[artifact::kReadTogether];
   std::unique_lock lock(mutex_);
   while (true) {
     work_.wait(lock, [this] { return ending_ || !now_.empty() || !ahead_.empty(); });
     if (ending_) return;
     if (now_.empty()) {
-      queue_reads(ahead_.front());
+      queue_reads({ahead_.front()});
       ahead_.pop_front();
     }
-    const Read r = now_.front();
+    const Read r = std::move(now_.front());
     now_.pop_front();
     lock.unlock();
-    read(r);
+    read(r, together);
     lock.lock();
-    stats_.bytes_read += r.bytes;
-    if (--slot(r.load).reading == 0) changed_.notify_all();
+    ++stats_.reads;
+    stats_.bytes_read += r.pages.bytes;
+    for (const Load& l : r.loads)
+      if (--slot(l).reading == 0) changed_.notify_all();
   }
 }
 
 // A step cannot go on without its weights, and nobody but the operator can help: as for a mapped file, whose reader would
 // get SIGBUS, but with a sentence.
-void ExpertStream::read(const Read& r) const {
-  const GroupState& g = groups_[r.load.group];
-  const Matrix& m = g.group.matrices[r.matrix];
-  const int64_t begin = pages_of(m, r.load.expert).begin + r.from;
+void ExpertStream::read(const Read& r, std::byte* together) const {
+  const Group& g = groups_[r.loads[0].group].group;
+  const ExpertMatrix& m = g.matrices[r.matrix];
+  const auto pages = [&](const Load& l) { return pages_of(m, g.place(l.expert)); };
   // The rest of a last page may lie behind the file's end.
-  const int64_t needed = std::min(r.bytes, m.offset + r.load.expert * m.stride + m.bytes - begin);
-  std::byte* const to = pools_[g.pool].slots[size_t(r.load.slot)].data + g.starts[r.matrix] + r.from;
+  const int64_t needed = std::min(r.pages.bytes, m.offset + g.place(r.loads.back().expert) * m.stride + m.bytes - r.pages.begin);
+  std::byte* const to = r.loads.size() > 1 ? together : slot_data(r.loads[0], r.matrix) + (r.pages.begin - pages(r.loads[0]).begin);
   for (int64_t done = 0; done < needed;) {
-    const ssize_t n = pread(fd_, to + done, size_t(r.bytes - done), off_t(begin + done));
+    const ssize_t n = pread(fd_, to + done, size_t(r.pages.bytes - done), off_t(r.pages.begin + done));
     if (n < 0 && errno == EINTR) continue;
     if (n <= 0 || (done + n < needed && n % kPage != 0)) {
       std::fputs(fmt::format("error: {}: cannot be read at byte {}: {}; the disk has a fault or the file was cut, and the "
-                             "engine cannot go on\n", path_.string(), begin + done, n < 0 ? std::strerror(errno) : "it ends early").c_str(), stderr);
+                             "engine cannot go on\n", path_.string(), r.pages.begin + done, n < 0 ? std::strerror(errno) : "it ends early").c_str(), stderr);
       std::_Exit(3);
     }
     done += n;
+  }
+  if (r.loads.size() == 1) return;
+  for (const Load& l : r.loads) {
+    const PageRange own = pages(l);
+    std::memcpy(slot_data(l, r.matrix), together + (own.begin - r.pages.begin), size_t(own.bytes));
   }
 }
 

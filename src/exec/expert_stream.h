@@ -15,6 +15,7 @@
 #include <thread>
 #include <vector>
 
+#include "artifact/expert_reads.h"
 #include "base/result.h"
 #include "exec/memory.h"
 #include "exec/stream_stats.h"
@@ -23,14 +24,12 @@ namespace mi::exec {
 
 class ExpertStream {
  public:
-  // Expert e has the bytes [offset + e * stride, + bytes) of the file.
-  struct Matrix {
-    int64_t offset = 0, stride = 0, bytes = 0;
-  };
   // What one instruction uses of each of its experts.
   struct Group {
     int64_t experts = 0, chosen = 1;  // chosen: by one token
-    std::vector<Matrix> matrices;
+    std::vector<artifact::ExpertMatrix> matrices;
+    std::vector<int32_t> places = {};  // expert e stands at places[e] in the file; empty: at e
+    int32_t place(int32_t e) const { return places.empty() ? e : places[size_t(e)]; }
   };
 
   // cache_bytes: what the experts in memory may take; more than all of them take is the same as all. Errors: kUsage when
@@ -90,9 +89,9 @@ class ExpertStream {
     int32_t expert = 0, slot = 0;
   };
   struct Read {
-    Load load;
+    std::vector<Load> loads;  // several: all of their matrices, which are neighbours
     size_t matrix = 0;
-    int64_t from = 0, bytes = 0;  // of the matrix's pages
+    artifact::PageRange pages;
   };
 
   ExpertStream() = default;
@@ -102,9 +101,10 @@ class ExpertStream {
   int32_t victim(size_t pool, bool for_prefetch) const;
   double score(const Slot& s) const;
   void start(const Load& l, bool ahead);
-  void queue_reads(const Load& l);
+  void queue_reads(std::vector<Load> loads);  // of one group
   void read_loop();
-  void read(const Read& r) const;
+  void read(const Read& r, std::byte* together) const;  // together: memory for neighbours
+  std::byte* slot_data(const Load& l, size_t matrix) const { return pools_[groups_[l.group].pool].slots[size_t(l.slot)].data + groups_[l.group].starts[matrix]; }
 
   std::filesystem::path path_;
   int fd_ = -1;
@@ -123,6 +123,7 @@ class ExpertStream {
   std::vector<int32_t> slot_of_;   // by unit; -1: not in memory
   std::vector<int32_t> group_of_;  // by unit
   std::vector<int32_t> pending_, missing_, part_;
+  std::vector<Load> begun_;
   StreamStats stats_;
   std::vector<std::thread> readers_;
 };

@@ -39,8 +39,9 @@ struct Weights {
       for (const int32_t e : part) {
         seen.push_back(e);
         for (size_t m = 0; m < groups[group].matrices.size(); ++m) {
-          const ExpertStream::Matrix& x = groups[group].matrices[m];
-          EXPECT_EQ(std::memcmp(s.at(group, e, m), &bytes[size_t(x.offset + e * x.stride)], size_t(x.bytes)), 0) << group << ", " << e << ", " << m;
+          const artifact::ExpertMatrix& x = groups[group].matrices[m];
+          const std::vector<int32_t>& places = groups[group].places;
+          EXPECT_EQ(std::memcmp(s.at(group, e, m), &bytes[size_t(x.offset + (places.empty() ? e : places[size_t(e)]) * x.stride)], size_t(x.bytes)), 0) << group << ", " << e << ", " << m;
         }
       }
     });
@@ -76,6 +77,50 @@ TEST(ExpertStream, TheRightBytesWithRoomForAnyNumber) {
       EXPECT_LE(stats.bytes_read, kAll) << "nothing is read twice";
     }
   }
+}
+
+TEST(ExpertStream, ExpertsInAnotherOrder) {
+  Weights w;
+  w.groups[0].places = {3, 0, 4, 1, 2};
+  w.groups[1].places = {2, 1, 0};
+  for (const int64_t cache : {kSmall + kLarge, kAll / 2, kAll}) {
+    const auto s = w.open(cache);
+    for (uint64_t step = 0; step < 100; ++step) {
+      std::vector<int32_t> experts;
+      const size_t group = step % 2;
+      for (int32_t e = 0; e < w.groups[group].experts; ++e)
+        if (random_u64(4, step * 8 + uint64_t(e)) % 2) experts.push_back(e);
+      w.want(*s, group, experts);
+    }
+  }
+}
+
+TEST(ExpertStream, NeighboursAreOneRead) {
+  Weights w;
+  const auto reads = [&](size_t group, const std::vector<int32_t>& experts) {
+    const auto s = w.open(kAll);
+    w.want(*s, group, experts);
+    return std::pair(s->stats().reads, s->stats().bytes_read);
+  };
+  EXPECT_EQ(reads(0, {1, 2}), std::pair(int64_t(1), int64_t(4 * 4096)));
+  EXPECT_EQ(reads(0, {0, 2}), std::pair(int64_t(2), int64_t(4 * 4096)));
+  EXPECT_EQ(reads(0, {0, 1, 3, 4}).first, 2);
+  EXPECT_EQ(reads(1, {0, 1, 2}), std::pair(int64_t(2), int64_t(5 * 4096))) << "a read for each of its matrices; pages that two share are read once";
+  w.groups[0].places = {3, 0, 4, 1, 2};
+  EXPECT_EQ(reads(0, {0, 2}).first, 1);
+  EXPECT_EQ(reads(0, {1, 2}).first, 2);
+}
+
+TEST(ExpertStream, LargeExpertsAreReadInParts) {
+  const TempDir dir;
+  const std::filesystem::path file = dir / "weights.bin";
+  { std::ofstream(file) << ""; }
+  std::filesystem::resize_file(file, (4 << 20) + 64);
+  auto s = ExpertStream::open(file, {{4, 2, {{64, 1 << 20, 1 << 20}}}}, 8 << 20);
+  ASSERT_TRUE(s.ok());
+  const int32_t both[] = {1, 2};
+  (*s)->each_part(0, both, [](std::span<const int32_t>) {});
+  EXPECT_EQ((*s)->stats().reads, 2 * 3) << "a MB and a page each; nothing is gained by reading them together";
 }
 
 TEST(ExpertStream, WhatWasUsedLastStaysAndSoDoesWhatIsChosenOften) {

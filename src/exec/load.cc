@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "artifact/expert_reads.h"
 #include "base/util.h"
 #include "exec/context.h"
 #include "hw/memory.h"
@@ -75,15 +76,33 @@ Status place_weights(Context& c) {
   if (o.weights == "read") MI_TRY_VOID(check_room(bytes, "the weights", "map them: they are then read as they are needed"));
   MI_TRY(c.memory, Region::map(bytes, "the weights"));
   c.weights_place = fmt::format("{} read into memory, huge pages asked for", human_bytes(double(bytes)));
-  if (!c.memory.place_on(o.weight_nodes)) c.weights_place += ", placed by the kernel: it refused the wish for memory nodes";
+  const bool by_load = o.weight_nodes.size() > 1 && !o.expert_chances.empty();
+  if (!(by_load ? place_by_load(c) : c.memory.place_on(o.weight_nodes))) {
+    c.weights_place += ", placed by the kernel: it refused the wish for memory nodes";
+  } else if (by_load) {
+    c.weights_place += ", over memory nodes by what the profile expects to be read";
+  }
   return artifact::read_weights(&c.artifact, {c.memory.data(), size_t(bytes)}, o.verify_checksums, parallel, o.progress);
 }
 
+void view_weights(Context& c) {
+  for (const artifact::WeightTensor& w : c.manifest().weights)
+    c.weights.push_back({&w, artifact::view_weight(c.artifact, w), artifact::view_scales(c.artifact, w), artifact::view_scales_bf16(c.artifact, w),
+                         artifact::view_colsums(c.artifact, w), {}});
+  for (const Instr& i : c.manifest().program)
+    for (const Role role : artifact::expert_roles(i)) {
+      Weight& w = *c.find(i, role);
+      const int64_t scales = artifact::scale_bytes(*w.info) / w.info->experts;
+      w.experts.resize(size_t(w.info->experts));
+      for (int64_t e = 0; e < w.info->experts; ++e) {
+        const int64_t slot = artifact::expert_slot(*w.info, e);
+        w.experts[size_t(e)] = expert_place(*w.info, w.data + slot * w.info->expert_stride, c.artifact.bytes.data() + w.info->scale_offset + slot * scales);
+      }
+    }
+}
+
 Status bind_weights(Context& c) {
-  if (!c.stream)
-    for (const artifact::WeightTensor& w : c.manifest().weights)
-      c.weights.push_back({&w, artifact::view_weight(c.artifact, w), artifact::view_scales(c.artifact, w), artifact::view_scales_bf16(c.artifact, w),
-                           artifact::view_colsums(c.artifact, w)});
+  if (!c.stream) view_weights(c);
   for (const Instr& i : c.manifest().program) {
     if (i.op == Op::kEmbed) {
       const artifact::WeightTensor& w = *c.find(i, Role::kWeight)->info;

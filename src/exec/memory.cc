@@ -51,15 +51,15 @@ void Region::commit(hw::ThreadPool& pool) {
   });
 }
 
-bool Region::place_on(const std::vector<int>& nodes) {
+bool Region::place_on(const std::vector<int>& nodes, int64_t from, int64_t bytes) {
   constexpr int kPreferred = 1, kInterleave = 3, kMaxNode = 1024;  // of <linux/mempolicy.h>
   unsigned long mask[kMaxNode / (8 * sizeof(unsigned long))] = {};
   for (int n : nodes) {
     if (n < 0 || n >= kMaxNode) return false;
     mask[size_t(n) / (8 * sizeof *mask)] |= 1ul << (size_t(n) % (8 * sizeof *mask));
   }
-  if (nodes.empty() || bytes_ == 0) return true;
-  return syscall(SYS_mbind, data_, size_t(bytes_), nodes.size() == 1 ? kPreferred : kInterleave, mask, kMaxNode, 0) == 0;
+  if (nodes.empty() || bytes == 0) return true;
+  return syscall(SYS_mbind, data_ + from, size_t(bytes), nodes.size() == 1 ? kPreferred : kInterleave, mask, kMaxNode, 0) == 0;
 }
 
 Region::Region(Region&& o) noexcept : data_(std::exchange(o.data_, nullptr)), bytes_(std::exchange(o.bytes_, 0)) {}

@@ -20,7 +20,9 @@ class Region {
   void forget(std::byte* p, int64_t bytes);
   // Deals the pages out over these memory nodes (one: all of them there), before they are touched. Without the right to
   // ask, or such nodes, false: pages go where the kernel likes.
-  bool place_on(const std::vector<int>& nodes);
+  bool place_on(const std::vector<int>& nodes) { return place_on(nodes, 0, bytes_); }
+  // The same for a part, from a multiple of 4 KB on.
+  bool place_on(const std::vector<int>& nodes, int64_t from, int64_t bytes);
   // Has the kernel commit all pages now, by the pool's threads, so that no step waits for it.
   void commit(hw::ThreadPool& pool);
   Region() = default;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "artifact/expert_reads.h"
 #include "exec/context.h"
 #include "kernels/route/route.h"
 
@@ -13,21 +14,17 @@ using artifact::Operand;
 
 kernels::RouteRows route_rows(const Context& c, const Operand& r) { return {c.at(r), c.stride(r), r.type.cols}; }
 
-// place: of the role among those that are streamed.
-kernels::ExpertWeights expert_weights(const Context& c, const Instr& i, Role role, Role bias_role, size_t place) {
+kernels::ExpertWeights expert_weights(const Context& c, const Instr& i, Role role, Role bias_role) {
   const Weight& w = *c.find(i, role);
   kernels::ExpertWeights e;
   e.format = gemm_format(w);
   e.experts = w.info->experts;
   e.n = w.info->n;
   e.k = w.info->k;
-  e.w = w.data;
-  e.expert_stride = w.info->expert_stride;
+  e.places = w.experts.data();
   e.scale = w.scales;
-  e.scale_bf16 = w.scales_bf16;
   e.group = w.info->group;
   e.colsum = w.colsums;
-  if (c.stream) e.places = c.places[place].data();
   if (const Weight* b = c.find(i, bias_role)) {
     e.bias = b->floats();
     e.bias_stride = b->info->expert_stride / 4;
@@ -54,6 +51,12 @@ void each_streamed_part(Context& c, const Instr& i, const Operand& route, F f) {
 
 }  // namespace
 
+kernels::ExpertPlace expert_place(const artifact::WeightTensor& w, const std::byte* matrix, const std::byte* scales) {
+  if (!artifact::has_scale_matrix(w)) return {matrix, nullptr, nullptr};
+  if (w.scale_dtype == DType::kBF16) return {matrix, nullptr, reinterpret_cast<const uint16_t*>(scales)};
+  return {matrix, reinterpret_cast<const float*>(scales), nullptr};
+}
+
 void run_route(Context& c, const Instr& i) {
   const Operand &x = i.in[0], &r = i.out[0];
   kernels::route_run(std::get<RouteParams>(i.params), {c.tokens, c.floats(x), c.stride(x), c.vector(i, Role::kSelectBias), c.at(r), c.stride(r)}, *c.pool,
@@ -65,7 +68,7 @@ void run_expert_linear(Context& c, const Instr& i) {
   kernels::ExpertLinearArgs a;
   a.tokens = c.tokens;
   a.route = route_rows(c, i.in[1]);
-  a.w = expert_weights(c, i, Role::kWeight, Role::kBias, 0);
+  a.w = expert_weights(c, i, Role::kWeight, Role::kBias);
   a.x = c.at(x);
   a.x_stride = c.stride(x);
   a.x_scale_offset = artifact::q8_scale_offset(c.stride(x));
@@ -101,9 +104,9 @@ void run_grouped_experts(Context& c, const Instr& i) {
   kernels::GroupedExpertsArgs a;
   a.tokens = c.tokens;
   a.route = route_rows(c, i.in[1]);
-  a.gate = expert_weights(c, i, Role::kGate, Role::kGateBias, 0);
-  a.up = expert_weights(c, i, Role::kUp, Role::kUpBias, 1);
-  a.down = expert_weights(c, i, Role::kDown, Role::kDownBias, 2);
+  a.gate = expert_weights(c, i, Role::kGate, Role::kGateBias);
+  a.up = expert_weights(c, i, Role::kUp, Role::kUpBias);
+  a.down = expert_weights(c, i, Role::kDown, Role::kDownBias);
   const GroupedExpertsParams& p = std::get<GroupedExpertsParams>(i.params);
   a.act = p.activation();
   a.h_scale = stored_scale(c, i, p.saturate);

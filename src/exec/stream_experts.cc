@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <atomic>
 
+#include "artifact/expert_reads.h"
 #include "base/util.h"
 #include "exec/context.h"
 #include "exec/memory_plan.h"
@@ -14,43 +15,22 @@ using artifact::Instr;
 using artifact::Manifest;
 using artifact::Packing;
 using artifact::WeightTensor;
-
-// The roles whose matrices an instruction's group has, in its order.
-std::span<const Role> streamed_roles(const Instr& i) {
-  static constexpr Role kGrouped[] = {Role::kGate, Role::kUp, Role::kDown}, kLinear[] = {Role::kWeight};
-  if (i.op == Op::kGroupedExperts) return kGrouped;
-  if (i.op == Op::kExpertLinear) return kLinear;
-  return {};
-}
-
-const WeightTensor& tensor(const Manifest& m, const Instr& i, Role role) {
-  const auto w = std::find_if(i.weights.begin(), i.weights.end(), [&](const artifact::InstrWeight& x) { return x.role == role; });
-  MI_CHECK(w != i.weights.end(), "'{}' of layer {} has no {}", i.name, i.layer, role_name(role));
-  return m.weights[size_t(w->tensor)];
-}
-
-bool has_scale_matrix(const WeightTensor& w) { return w.packing == Packing::kPackedI4; }
+using artifact::has_scale_matrix;
+using artifact::tensor_of;
 
 // int8's scales and column sums stay in memory: they are a hundredth.
 ExpertStream::Group group_of(const Manifest& m, const Instr& i) {
-  ExpertStream::Group g;
-  g.chosen = i.in[1].type.cols;
-  for (const Role role : streamed_roles(i)) {
-    const WeightTensor& w = tensor(m, i, role);
-    g.experts = w.experts;
-    g.matrices.push_back({w.offset, w.expert_stride, w.expert_stride});
-    if (has_scale_matrix(w)) g.matrices.push_back({w.scale_offset, artifact::scale_bytes(w) / w.experts, artifact::scale_bytes(w) / w.experts});
-  }
-  return g;
+  const WeightTensor& w = tensor_of(m, i, artifact::expert_roles(i)[0]);  // validated: all have its order
+  return {w.experts, i.in[1].type.cols, artifact::expert_matrices(m, i), w.expert_slots};
 }
 
 enum class Place : uint8_t { kMemory, kStreamed, kMapped };
 std::vector<Place> places(const Manifest& m) {
   std::vector<Place> all(m.weights.size(), Place::kMemory);
   for (const Instr& i : m.program) {
-    for (const Role role : streamed_roles(i)) all[size_t(&tensor(m, i, role) - m.weights.data())] = Place::kStreamed;
+    for (const Role role : artifact::expert_roles(i)) all[size_t(&tensor_of(m, i, role) - m.weights.data())] = Place::kStreamed;
     // A step reads a row for each of its tokens and no more.
-    if (i.op == Op::kEmbed) all[size_t(&tensor(m, i, Role::kWeight) - m.weights.data())] = Place::kMapped;
+    if (i.op == Op::kEmbed) all[size_t(&tensor_of(m, i, Role::kWeight) - m.weights.data())] = Place::kMapped;
   }
   return all;
 }
@@ -96,8 +76,8 @@ Status read_parts(const Context& c, const std::vector<Part>& parts) {
 WeightDivision divide_weights(const Manifest& m) {
   WeightDivision d{kept_bytes(m), 0};
   for (const Instr& i : m.program)
-    for (const Role role : streamed_roles(i)) {
-      const WeightTensor& w = tensor(m, i, role);
+    for (const Role role : artifact::expert_roles(i)) {
+      const WeightTensor& w = tensor_of(m, i, role);
       d.experts += w.bytes + (has_scale_matrix(w) ? artifact::scale_bytes(w) : 0);
     }
   return d;
@@ -109,15 +89,12 @@ Status stream_weights(Context& c) {
     return fail(ErrorCode::kUsage, "weights are read or mapped, or experts are streamed into a cache: leave out one of the two");
   c.stream_group.assign(m.program.size(), -1);
   std::vector<ExpertStream::Group> groups;
-  int64_t most_experts = 0;
   for (size_t n = 0; n < m.program.size(); ++n) {
-    if (streamed_roles(m.program[n]).empty()) continue;
+    if (artifact::expert_roles(m.program[n]).empty()) continue;
     c.stream_group[n] = int32_t(groups.size());
     groups.push_back(group_of(m, m.program[n]));
-    most_experts = std::max(most_experts, groups.back().experts);
   }
   if (groups.empty()) return fail(ErrorCode::kUsage, "{}: this model has no experts to stream: leave the expert cache out", c.artifact.dir.string());
-  for (auto& p : c.places) p.resize(size_t(most_experts));
   if (c.options.verify_checksums) {
     const artifact::ParallelFor parallel = [&](int64_t tasks, const auto& f) { c.pool->run(tasks, f); };
     MI_TRY_VOID(artifact::verify_weights(c.artifact, parallel, c.options.progress));
@@ -131,7 +108,8 @@ Status stream_weights(Context& c) {
   const std::vector<Place> where = places(m);
   for (size_t t = 0; t < m.weights.size(); ++t) {
     const WeightTensor& w = m.weights[t];
-    c.weights.push_back({&w, where[t] == Place::kMapped ? artifact::view_weight(c.artifact, w) : nullptr, nullptr, nullptr, nullptr});
+    c.weights.push_back({&w, where[t] == Place::kMapped ? artifact::view_weight(c.artifact, w) : nullptr, nullptr, nullptr, nullptr, {}});
+    if (where[t] == Place::kStreamed) c.weights.back().experts.resize(size_t(w.experts));
   }
   each_kept(m, [&](size_t t, int64_t from, int64_t bytes) {
     const WeightTensor& w = m.weights[t];
@@ -165,19 +143,13 @@ Status stream_weights(Context& c) {
 
 void place_streamed(Context& c, const Instr& i, std::span<const int32_t> experts) {
   const size_t group = size_t(c.stream_group[c.index(i)]);
-  size_t matrix = 0, place = 0;
-  for (const Role role : streamed_roles(i)) {
-    const WeightTensor& w = *c.find(i, role)->info;
-    for (const int32_t e : experts) {
-      kernels::ExpertPlace& p = c.places[place][size_t(e)];
-      p.w = c.stream->at(group, e, matrix);
-      if (!has_scale_matrix(w)) continue;
-      const std::byte* scales = c.stream->at(group, e, matrix + 1);
-      p.scale = w.scale_dtype == DType::kBF16 ? nullptr : reinterpret_cast<const float*>(scales);
-      p.scale_bf16 = w.scale_dtype == DType::kBF16 ? reinterpret_cast<const uint16_t*>(scales) : nullptr;
-    }
-    matrix += has_scale_matrix(w) ? 2 : 1;
-    ++place;
+  size_t matrix = 0;
+  for (const Role role : artifact::expert_roles(i)) {
+    Weight& w = *c.find(i, role);
+    const bool scales = has_scale_matrix(*w.info);
+    for (const int32_t e : experts)
+      w.experts[size_t(e)] = expert_place(*w.info, c.stream->at(group, e, matrix), scales ? c.stream->at(group, e, matrix + 1) : nullptr);
+    matrix += scales ? 2 : 1;
   }
 }
 

@@ -35,6 +35,7 @@ struct ModelShape {
   bool index = false;                      // layer 1 attends to blocks chosen by a block index
   float stored_scale = 0;                  // of the int8 inputs of o and down; saturate: rows keep their own up to it
   bool saturate = false;
+  bool reordered = false;                  // experts' matrices are not stored in the order of their numbers
   bool extras = false;                     // scale, clamp, biases, shared expert behind a sigmoid gate
   int64_t vocab = 50, hidden = 48, layers = 2, heads = 4, kv_heads = 2, dim = 16, inner = 40, experts = 6, k = 2;
   int64_t block = 8, topk = 3;
@@ -86,6 +87,8 @@ class TestModel {
     t.k_pad = plain ? k : artifact::round_up(k, artifact::kPackK);
     t.expert_stride = plain ? t.n_pad * t.k_pad * int64_t(dtype_bytes(d)) : artifact::packed_bytes(p, t.n_pad * t.k_pad);
     t.bytes = experts * t.expert_stride;
+    if (s_.reordered && !plain && experts > 1)
+      for (int64_t e = 0; e < experts; ++e) t.expert_slots.push_back(int32_t((e * 5 + 3) % experts));
     if (p == Packing::kPackedI4) {
       t.group = s_.group;
       t.scale_dtype = m_.weights.size() % 2 == 0 ? DType::kF32 : DType::kBF16;
@@ -322,7 +325,9 @@ class TestModel {
     const int64_t groups = t.packing == Packing::kPackedI4 ? int4_groups(t.k, t.group) : 1;
     std::vector<float> scales(size_t(t.experts * t.n_pad * groups));
     std::vector<int32_t> colsums(size_t(t.experts * t.n_pad));
-    for (int64_t e = 0; e < t.experts; ++e) {
+    std::vector<int64_t> expert_at(static_cast<size_t>(t.experts));
+    for (int64_t e = 0; e < t.experts; ++e) expert_at[size_t(artifact::expert_slot(t, e))] = e;
+    for (const int64_t e : expert_at) {
       const float* x = v.data() + e * t.n * t.k;
       const size_t count = size_t(t.n * t.k), padded = size_t(t.n_pad * t.k_pad);
       if (t.packing == Packing::kPackedF32) {
@@ -345,7 +350,7 @@ class TestModel {
         for (int64_t r = 0; r < t.n; ++r) {
           for (int64_t j = 0; j < t.k; ++j) q[size_t(j)] = int8_t(std::lround(x[r * t.k + j] / group_scale(size, e * t.n + r, j / t.group)));
           int4_store_row(q.data(), t.k, &rows[size_t(r * int4_row_bytes(t.k))]);
-          for (int64_t g = 0; g < groups; ++g) scales[size_t(e * t.n_pad * groups + kernels::packed_scale_index(r, g, groups))] = group_scale(size, e * t.n + r, g);
+          for (int64_t g = 0; g < groups; ++g) scales[size_t(artifact::expert_slot(t, e) * t.n_pad * groups + kernels::packed_scale_index(r, g, groups))] = group_scale(size, e * t.n + r, g);
         }
         kernels::pack_i4(rows.data(), t.n, t.k, out.data(), 0);
         put(w, out);

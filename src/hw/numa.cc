@@ -8,6 +8,7 @@
 #include <charconv>
 #include <fstream>
 #include <iterator>
+#include <numeric>
 #include <set>
 
 namespace mi::hw {
@@ -124,6 +125,25 @@ NumaPlan plan_numa(const std::vector<MemoryNode>& nodes, int threads, int64_t we
   plan.reason = fmt::format("{} threads over {} memory nodes, weights dealt out over nodes {}", threads, used.size(),
                             fmt::join(plan.weight_nodes, ", "));
   return plan;
+}
+
+std::vector<int> share_parts(const std::vector<double>& loads, const std::vector<int>& nodes) {
+  std::vector<size_t> order(loads.size());
+  std::iota(order.begin(), order.end(), 0);
+  std::stable_sort(order.begin(), order.end(), [&](size_t x, size_t y) { return loads[x] > loads[y]; });
+  std::vector<double> has(nodes.size());
+  std::vector<size_t> parts(nodes.size());
+  const size_t room = (loads.size() + nodes.size() - 1) / nodes.size();
+  std::vector<int> node(loads.size());
+  for (const size_t part : order) {
+    size_t best = nodes.size();
+    for (size_t n = 0; n < nodes.size(); ++n)
+      if (parts[n] < room && (best == nodes.size() || has[n] < has[best])) best = n;
+    node[part] = nodes[best];
+    has[best] += loads[part];
+    ++parts[best];
+  }
+  return node;
 }
 
 }  // namespace mi::hw

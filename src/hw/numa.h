@@ -31,4 +31,8 @@ struct NumaPlan {
 // known before.
 NumaPlan plan_numa(const std::vector<MemoryNode>& nodes, int threads, int64_t weight_bytes);
 
+// A node for each part of the weights, so that nodes have equally many parts (or one more), and of what is read of them about
+// equally much: by falling load, always to the node that has least of it and room. Precondition: a node.
+std::vector<int> share_parts(const std::vector<double>& loads, const std::vector<int>& nodes);
+
 }  // namespace mi::hw

@@ -103,5 +103,34 @@ TEST(NumaPlanTest, NoCpuOfOurs) {
   EXPECT_THAT(p.reason, HasSubstr("no memory node"));
 }
 
+double read_from(int node, const std::vector<double>& loads, const std::vector<int>& nodes) {
+  double sum = 0;
+  for (size_t i = 0; i < loads.size(); ++i) sum += nodes[i] == node ? loads[i] : 0;
+  return sum;
+}
+
+TEST(ShareParts, EachNodeIsReadFromEquallyMuchAndHoldsEquallyMany) {
+  // Every second part is hot: dealt out in turn, one of two nodes would be read from nine times as much as the other.
+  std::vector<double> loads;
+  for (int i = 0; i < 40; ++i) loads.push_back(i % 2 == 0 ? 9 : 1);
+  const auto two = share_parts(loads, {0, 3});
+  EXPECT_EQ(read_from(0, loads, two), read_from(3, loads, two));
+  EXPECT_EQ(std::count(two.begin(), two.end(), 0), 20);
+  const auto three = share_parts(loads, {0, 1, 2});
+  for (const int n : {0, 1, 2}) {
+    EXPECT_NEAR(read_from(n, loads, three), 200.0 / 3, 9);
+    EXPECT_NEAR(double(std::count(three.begin(), three.end(), n)), 40.0 / 3, 1);
+  }
+}
+
+TEST(ShareParts, ColdPartsDoNotAllGoToOneNode) {
+  std::vector<double> loads(10, 0);
+  loads[0] = 100;
+  const auto nodes = share_parts(loads, {0, 1});
+  EXPECT_EQ(std::count(nodes.begin(), nodes.end(), 0), 5);
+  EXPECT_THAT(share_parts({}, {0, 1}), IsEmpty());
+  EXPECT_THAT(share_parts({1, 2, 3}, {7}), ElementsAre(7, 7, 7));
+}
+
 }  // namespace
 }  // namespace mi::hw

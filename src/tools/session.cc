@@ -75,6 +75,8 @@ Result<Session> open_session(const SessionOptions& o) {
   hw::NumaPlan numa;
   if (o.numa && !ec) numa = hw::plan_numa(hw::memory_nodes("/", hw::allowed_cpus()), threads, weight_bytes);
   s.numa = numa.reason;
+  if (!o.expert_profile.empty() && o.expert_cache_bytes == 0 && numa.weight_nodes.size() < 2)
+    s.numa += fmt::format("{}nothing for --expert-profile to decide", s.numa.empty() ? "" : ": ");
   s.pool = std::make_unique<hw::ThreadPool>(threads, std::move(numa.worker_cpus));
   MI_TRY(s.text, text::load_model_text(o.engine / "tokenizer"));
 
@@ -98,7 +100,7 @@ Result<Session> open_session(const SessionOptions& o) {
   MI_TRY_VOID(plan(o, threads, &l, &s));
   if (!o.expert_profile.empty()) {
     MI_TRY(const artifact::LoadedArtifact a, artifact::open_artifact(o.engine));
-    MI_TRY(const ExpertProfile p, read_expert_profile(o.expert_profile, a.manifest));
+    MI_TRY(const ExpertProfile p, artifact::read_expert_profile(o.expert_profile, a.manifest));
     l.expert_chances = expert_chances(p);
   }
   MI_TRY(s.engine, exec::Engine::load(o.engine, l, *s.pool));

@@ -29,7 +29,7 @@ struct SessionOptions {
   bool verify_checksums = true;
   std::string weights = "auto";  // exec::LoadOptions::weights
   int64_t expert_cache_bytes = 0;  // exec::LoadOptions::expert_cache_bytes
-  Path expert_profile;           // what the cache may know beforehand (profile/expert_profile.h)
+  Path expert_profile;           // what the cache, or several memory nodes, may know beforehand (artifact/expert_profile.h)
   bool memory_pool = true;       // exec::LoadOptions::memory_pool
   bool numa = true;              // plan threads and weights over memory nodes, where there are several
   bool quiet = false;            // no loading progress

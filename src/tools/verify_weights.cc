@@ -5,6 +5,7 @@
 #include <map>
 #include <optional>
 
+#include "artifact/layout.h"
 #include "ir/graph.h"
 #include "kernels/gemm/pack.h"
 #include "quant/choice.h"
@@ -43,7 +44,7 @@ struct Numbers {
 
 Numbers engine_matrix(const artifact::LoadedArtifact& a, const Part& part, int64_t expert) {
   const WeightTensor& t = *part.tensor;
-  const std::byte* base = artifact::view_weight(a, t) + expert * t.expert_stride;
+  const std::byte* base = artifact::view_weight(a, t) + artifact::expert_slot(t, expert) * t.expert_stride;
   const float* scales = artifact::view_scales(a, t);
   const uint16_t* scales_bf16 = artifact::view_scales_bf16(a, t);
   const int64_t groups = t.packing == Packing::kPackedI4 ? int4_groups(t.k, t.group) : 1;
@@ -63,7 +64,7 @@ Numbers engine_matrix(const artifact::LoadedArtifact& a, const Part& part, int64
       case Packing::kPackedI4: {
         const auto* q = reinterpret_cast<const uint8_t*>(base);
         for (int64_t c = 0; c < t.k; ++c) {
-          const int64_t at = expert * t.n_pad * groups + kernels::packed_scale_index(row, c / t.group, groups);
+          const int64_t at = artifact::expert_slot(t, expert) * t.n_pad * groups + kernels::packed_scale_index(row, c / t.group, groups);
           const float scale = scales ? scales[at] : to_f32(BF16{scales_bf16[at]});
           out.step[size_t(r * groups + c / t.group)] = scale;
           const int half = q[kernels::packed_i4_byte(row, c, t.k_pad)] >> (c % 8 < 4 ? 0 : 4) & 15;

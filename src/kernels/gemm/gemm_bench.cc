@@ -52,27 +52,28 @@ struct MoeShape {
 void run_experts(benchmark::State& state, const MoeShape& s, GemmFormat format, int threads) {
   const int64_t tokens = state.range(0);
   std::mt19937 rng(1);
-  auto experts = [&](int64_t n, int64_t k, AlignedBytes& data, AlignedBytes& scale, AlignedBytes& colsum) {
+  const auto matrix_bytes = [](const ExpertWeights& w) { return pad_n(w.n) / kNTile * gemm_tile_bytes(w.format, w.k); };
+  auto experts = [&](int64_t n, int64_t k, AlignedBytes& data, AlignedBytes& scale, AlignedBytes& colsum, std::vector<ExpertPlace>& places) {
     ExpertWeights w;
     w.format = format;
     w.experts = s.experts;
     w.n = n;
     w.k = k;
     w.group = 128;
-    w.expert_stride = pad_n(n) / kNTile * gemm_tile_bytes(format, k);
-    data = AlignedBytes(w.expert_stride * s.experts);
+    data = AlignedBytes(matrix_bytes(w) * s.experts);
     for (int64_t i = 0; i < data.size(); i += 8) *data.as<uint64_t>(i) = 0x0102030405060708u * uint64_t(i + 1);
-    scale = AlignedBytes(s.experts * pad_n(n) * 4 * (format == GemmFormat::kI4 ? int4_groups(k, w.group) : 1));
+    const int64_t scales = pad_n(n) * (format == GemmFormat::kI4 ? int4_groups(k, w.group) : 1);
+    scale = AlignedBytes(s.experts * scales * 4);
     colsum = AlignedBytes(s.experts * pad_n(n) * 4);
-    w.w = data.as<char>();
-    if (format == GemmFormat::kI4)
-      w.scale_bf16 = scale.as<uint16_t>();
-    else
-      w.scale = scale.as<float>();
+    for (int64_t e = 0; e < s.experts; ++e)
+      places.push_back({data.as<char>(e * matrix_bytes(w)), nullptr, format == GemmFormat::kI4 ? scale.as<uint16_t>() + e * scales : nullptr});
+    w.places = places.data();
+    if (format != GemmFormat::kI4) w.scale = scale.as<float>();
     w.colsum = colsum.as<int32_t>();
     return w;
   };
   AlignedBytes data[3], scale[3], colsum[3];
+  std::vector<ExpertPlace> places[3];
   const InputRows x(format, tokens, s.hidden, rng);
   const int64_t stride = (s.k * 8 + 63) / 64 * 64;
   AlignedBytes route(tokens * stride), out(tokens * s.hidden * 4),
@@ -80,9 +81,9 @@ void run_experts(benchmark::State& state, const MoeShape& s, GemmFormat format, 
   GroupedExpertsArgs a;
   a.tokens = tokens;
   a.route = {route.as<char>(), stride, s.k};
-  a.gate = experts(s.inter, s.hidden, data[0], scale[0], colsum[0]);
-  a.up = experts(s.inter, s.hidden, data[1], scale[1], colsum[1]);
-  a.down = experts(s.hidden, s.inter, data[2], scale[2], colsum[2]);
+  a.gate = experts(s.inter, s.hidden, data[0], scale[0], colsum[0], places[0]);
+  a.up = experts(s.inter, s.hidden, data[1], scale[1], colsum[1], places[1]);
+  a.down = experts(s.hidden, s.inter, data[2], scale[2], colsum[2], places[2]);
   a.x = x.data.as<char>();
   a.x_stride = x.stride;
   a.x_scale_offset = x.scale_offset;
@@ -114,7 +115,7 @@ void run_experts(benchmark::State& state, const MoeShape& s, GemmFormat format, 
   state.counters["GOPS"] =
       benchmark::Counter(6e-9 * double(tokens * s.k * s.hidden * s.inter) * double(steps), benchmark::Counter::kIsRate);
   state.counters["GB/s"] =
-      benchmark::Counter(1e-9 * double(2 * a.gate.expert_stride + a.down.expert_stride) * double(active),
+      benchmark::Counter(1e-9 * double(2 * matrix_bytes(a.gate) + matrix_bytes(a.down)) * double(active),
                          benchmark::Counter::kIsRate);
 }
 

@@ -31,19 +31,16 @@ GemmArgs part_of(const ExpertWeights& w, const ExpertTask& task) {
   g.m = task.rows;
   g.n = std::min(w.n, task.tile_end * kNTile) - col;
   g.k = w.k;
-  const ExpertPlace* place = w.places ? w.places + e : nullptr;
-  const char* matrix = place ? static_cast<const char*>(place->w) : static_cast<const char*>(w.w) + e * w.expert_stride;
-  g.w = matrix + task.tile_begin * tile_bytes(w);
+  const ExpertPlace& place = w.places[e];
+  g.w = static_cast<const char*>(place.w) + task.tile_begin * tile_bytes(w);
   if (w.format == GemmFormat::kI8) {
     g.w_scale = w.scale + e * pad_n(w.n) + col;
     g.w_colsum = w.colsum + e * pad_n(w.n) + col;
   }
   if (w.format == GemmFormat::kI4) {
-    const float* scale = place ? place->scale : w.scale;
-    const uint16_t* scale_bf16 = place ? place->scale_bf16 : w.scale_bf16;
-    const int64_t at = ((place ? 0 : e * pad_n(w.n)) + col) * int4_groups(w.k, w.group);
-    g.w_scale = scale ? scale + at : nullptr;
-    g.w_scale_bf16 = scale_bf16 ? scale_bf16 + at : nullptr;
+    const int64_t at = col * int4_groups(w.k, w.group);
+    g.w_scale = place.scale ? place.scale + at : nullptr;
+    g.w_scale_bf16 = place.scale_bf16 ? place.scale_bf16 + at : nullptr;
     g.group = w.group;
   }
   if (w.bias) g.bias = w.bias + e * w.bias_stride + col;

@@ -15,26 +15,23 @@
 
 namespace mi::kernels {
 
-// Where one expert's matrix lies, and its scales when they are int4's: in one of two types.
+// Where one expert's matrix lies, and when it is int4 its scales [pad_n(n)/16][groups][16], in one of two types.
 struct ExpertPlace {
   const void* w = nullptr;
   const float* scale = nullptr;
   const uint16_t* scale_bf16 = nullptr;
 };
 
-// E packed matrices [n, k] behind each other, as artifact::WeightTensor describes them.
+// E packed matrices [n, k], each as artifact::WeightTensor describes it.
 struct ExpertWeights {
   GemmFormat format = GemmFormat::kF32;
   int64_t experts = 0, n = 0, k = 0;
-  const void* w = nullptr;
-  int64_t expert_stride = 0;        // bytes between experts
-  const float* scale = nullptr;     // int8: [E][pad_n(n)]; int4: [E][pad_n(n)/16][groups][16], or as bfloat16:
-  const uint16_t* scale_bf16 = nullptr;
+  const ExpertPlace* places = nullptr;  // [E]; of experts that are not asked for they may be anything
+  const float* scale = nullptr;         // int8: [E][pad_n(n)]
   int64_t group = 0;                // int4
   const int32_t* colsum = nullptr;  // int8: [E][pad_n(n)]
   const float* bias = nullptr;      // [E][n] with bias_stride floats between experts, or none
   int64_t bias_stride = 0;
-  const ExpertPlace* places = nullptr;  // [E]: instead of w, and of int4's scales, for matrices that lie anywhere
 };
 
 // Rows of kRoute: int32 ids [k] (ascending, each in [0, E)), then float weights [k].

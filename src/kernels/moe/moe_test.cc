@@ -91,10 +91,11 @@ TEST(Activation, NanIsNotHidden) {
     }
 }
 
-// E packed matrices and what describes them.
+// E packed matrices behind each other and what describes them.
 struct Experts {
   std::vector<PackedMatrix> each;
   AlignedBytes packed, scale, scale_bf16, colsum, bias;
+  std::vector<ExpertPlace> places;
   ExpertWeights w;
 
   Experts(GemmFormat f, int64_t experts, int64_t n, int64_t k, bool with_bias, std::mt19937& rng) {
@@ -103,8 +104,8 @@ struct Experts {
     w.n = n;
     w.k = k;
     for (int64_t e = 0; e < experts; ++e) each.emplace_back(f, n, k, rng);
-    w.expert_stride = each[0].bytes;
-    packed = AlignedBytes(experts * w.expert_stride);
+    const int64_t stride = each[0].bytes;
+    packed = AlignedBytes(experts * stride);
     if (f == GemmFormat::kI4) {  // one group and one kind of scales for all
       w.group = each[0].group;
       for (PackedMatrix& m : each) m.int4(rng, 0, w.group, each[0].scale_bf16.size() > 0);
@@ -118,17 +119,22 @@ struct Experts {
     for (int64_t i = 0; i < experts * w.bias_stride; ++i) bias.as<float>()[i] = normal(rng);
     for (int64_t e = 0; e < experts; ++e) {
       const PackedMatrix& m = each[size_t(e)];
-      std::memcpy(packed.as<char>(e * w.expert_stride), m.packed.as<char>(), size_t(m.bytes));
+      std::memcpy(packed.as<char>(e * stride), m.packed.as<char>(), size_t(m.bytes));
+      places.push_back({packed.as<char>(e * stride), nullptr, nullptr});
       if (!gemm_takes_q8(f)) continue;
       std::memcpy(scale.as<char>(e * m.scale.size()), m.scale.as<char>(), size_t(m.scale.size()));
       if (f == GemmFormat::kI4)
         std::memcpy(scale_bf16.as<char>(e * m.scale_bf16.size()), m.scale_bf16.as<char>(), size_t(m.scale_bf16.size()));
       else
         std::memcpy(colsum.as<char>(e * pad_n(n) * 4), m.colsum.as<char>(), size_t(pad_n(n) * 4));
+      if (f != GemmFormat::kI4) continue;
+      if (scale_bf16.size() > 0)
+        places.back().scale_bf16 = reinterpret_cast<const uint16_t*>(scale_bf16.as<char>(e * m.scale_bf16.size()));
+      else
+        places.back().scale = reinterpret_cast<const float*>(scale.as<char>(e * m.scale.size()));
     }
-    w.w = packed.as<char>();
-    w.scale = gemm_takes_q8(f) ? scale.as<float>() : nullptr;
-    if (scale_bf16.size() > 0) w.scale = nullptr, w.scale_bf16 = scale_bf16.as<uint16_t>();
+    w.places = places.data();
+    w.scale = f == GemmFormat::kI8 ? scale.as<float>() : nullptr;
     w.colsum = f == GemmFormat::kI8 ? colsum.as<int32_t>() : nullptr;
     w.bias = with_bias ? bias.as<float>() : nullptr;
   }
@@ -148,16 +154,12 @@ struct Scattered {
       };
       ExpertPlace p;
       p.w = copy(m.packed, m.bytes);
-      if (x.w.format == GemmFormat::kI4 && x.w.scale) p.scale = reinterpret_cast<const float*>(copy(m.scale, m.scale.size()));
-      if (x.w.scale_bf16) p.scale_bf16 = reinterpret_cast<const uint16_t*>(copy(m.scale_bf16, m.scale_bf16.size()));
+      if (x.places[0].scale) p.scale = reinterpret_cast<const float*>(copy(m.scale, m.scale.size()));
+      if (x.places[0].scale_bf16) p.scale_bf16 = reinterpret_cast<const uint16_t*>(copy(m.scale_bf16, m.scale_bf16.size()));
       places.push_back(p);
     }
   }
-  void give(ExpertWeights* w) const {
-    w->places = places.data();
-    w->w = nullptr;
-    if (w->format == GemmFormat::kI4) w->scale = nullptr, w->scale_bf16 = nullptr;
-  }
+  void give(ExpertWeights* w) const { w->places = places.data(); }
 };
 
 struct Route {

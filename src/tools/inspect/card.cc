@@ -84,6 +84,12 @@ Card make_card(const Subject& s, int64_t available, double kv_fraction) {
     add("weights", fmt::format("{} packed, in {} segment{}", human_bytes(double(weights)), m.segments.size(), m.segments.size() == 1 ? "" : "s"));
     add("activations", human_bytes(double(m.memory.activation_bytes_per_token)) + " per token of a step");
     add("program", fmt::format("{} instructions", m.program.size()));
+    std::set<int32_t> reordered;
+    for (const artifact::Instr& x : m.program)
+      for (const artifact::InstrWeight& w : x.weights)
+        if (!m.weights[size_t(w.tensor)].expert_slots.empty()) reordered.insert(x.layer);
+    if (!reordered.empty())
+      add("order", fmt::format("experts of {} of {} layers are stored by how tokens choose them, not by number", reordered.size(), m.model.layers));
   } else {
     add("weights", human_bytes(double(weights)));
   }

@@ -5,6 +5,7 @@
 #include <map>
 #include <set>
 
+#include "artifact/layout.h"
 #include "compiler/fallbacks.h"
 #include "quant/rewrite.h"
 
@@ -46,16 +47,19 @@ std::map<std::string, std::string> declarations(const ir::Graph& g) {
   return m;
 }
 
-std::map<std::string, std::span<const std::byte>> stored(const Subject& s) {
-  std::map<std::string, std::span<const std::byte>> m;
+// By name, in the order of experts.
+using Parts = std::vector<std::span<const std::byte>>;
+std::map<std::string, Parts> stored(const Subject& s) {
+  std::map<std::string, Parts> m;
   if (s.mir)
     for (const auto& d : ir::declared_tensors(s.graph)) {
       const TensorView v = s.mir->weight(d.name);
-      m[d.name] = {v.data, size_t(v.count()) * dtype_bytes(v.dtype)};
+      m[d.name] = {{v.data, size_t(v.count()) * dtype_bytes(v.dtype)}};
     }
   if (s.engine)
     for (const artifact::WeightTensor& w : s.engine->manifest.weights)
-      m[w.name] = s.engine->bytes.subspan(size_t(w.offset), size_t(w.bytes));
+      for (int64_t e = 0; e < w.experts; ++e)
+        m[w.name].push_back(s.engine->bytes.subspan(size_t(w.offset + artifact::expert_slot(w, e) * w.expert_stride), size_t(w.expert_stride)));
   return m;
 }
 
@@ -90,10 +94,12 @@ ModelDiff diff_models(const Subject& a, const Subject& b, int64_t available) {
   c.bytes_compared = (a.mir && b.mir) || (a.engine && b.engine);
   if (c.bytes_compared) {
     const auto x = stored(a), y = stored(b);
-    for (const auto& [name, bytes] : x) {
+    const auto same_size = [](const auto& p, const auto& q) { return p.size() == q.size(); };
+    const auto same_bytes = [](const auto& p, const auto& q) { return std::memcmp(p.data(), q.data(), p.size()) == 0; };
+    for (const auto& [name, parts] : x) {
       const auto other = y.find(name);
-      if (other == y.end() || other->second.size() != bytes.size()) continue;  // told by the declarations
-      if (std::memcmp(bytes.data(), other->second.data(), bytes.size()) == 0)
+      if (other == y.end() || !std::equal(parts.begin(), parts.end(), other->second.begin(), other->second.end(), same_size)) continue;  // told by the declarations
+      if (std::equal(parts.begin(), parts.end(), other->second.begin(), same_bytes))
         ++c.equal_bytes;
       else
         c.other_bytes.push_back(name);

@@ -45,29 +45,6 @@ TEST(ExpertProfile, EvidenceOfSkewAndOfNone) {
   EXPECT_THAT(expert_evidence_text(traffic(50), hot), HasSubstr("judged on the second"));
 }
 
-TEST(ExpertProfile, AnotherOrderIsWorthSomethingWhereExpertsShareAPage) {
-  artifact::Manifest m;
-  artifact::WeightTensor w;
-  w.packing = artifact::Packing::kPackedI8;
-  w.experts = 16;
-  w.expert_stride = 1024;
-  artifact::Instr i;
-  i.op = Op::kGroupedExperts;
-  i.layer = 3;
-  i.weights = {{Role::kDown, 0}};
-  m.program = {i};
-  m.weights = {w};
-  ExpertProfile p = traffic(0, 400);   // experts 2 and 13 together, always
-  for (int64_t t = 0; t < p.tokens; ++t) p.layers[0].ids[size_t(2 * t)] = 2, p.layers[0].ids[size_t(2 * t + 1)] = 13;
-  EXPECT_NEAR(weigh_order(p, m).pages, 2, 1e-9);
-  EXPECT_NEAR(weigh_order(p, m).reordered, 1, 1e-9);
-  EXPECT_THAT(order_evidence_text(weigh_order(p, m)), HasSubstr("worth a try"));
-  m.weights[0].expert_stride = 8192;   // pages of their own
-  EXPECT_NEAR(weigh_order(p, m).pages, 4, 1e-9);
-  EXPECT_NEAR(weigh_order(p, m).reordered, 4, 1e-9);
-  EXPECT_THAT(order_evidence_text(weigh_order(p, m)), HasSubstr("worth nothing"));
-}
-
 TEST(ExpertProfile, RecordsWhatTheRouterChoseAndReadsItBack) {
   const TestModel model(ModelShape{});
   hw::ThreadPool pool(2);
