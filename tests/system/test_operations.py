@@ -630,7 +630,7 @@ def test_sigterm_while_it_starts(mini_int8):
             until(lambda: len(os.listdir(f"/proc/{process.pid}/task")) > 1)     # the thread for signals is the first one
             process.send_signal(sig)
             assert process.wait(30) == 0
-            assert process.stderr.read() == b""
+            assert [x for x in process.stderr.read().splitlines() if not x.startswith(b"load ")] == []    # the signal may come behind that line
         finally:
             process.kill()
             process.stderr.close()

@@ -25,11 +25,13 @@ def program(name, *args, timeout):
 
 @pytest.mark.timeout(7200)
 def test_soak(mini_int8, tmp_path):
-    done = program("http_soak", "--engine", mini_int8, "--requests", 20000 if LONG else 600, "--slowdown", 0, "--out", tmp_path / "soak",
-                   *([] if LONG else ["--growth", 2048]), timeout=7000)
+    """Memory at rest differs by up to 3 MB from round to round while the machine does other things, so the short form sees only leaks of some KB."""
+    requests = 20000 if LONG else 1500
+    done = program("http_soak", "--engine", mini_int8, "--requests", requests, "--slowdown", 0, "--out", tmp_path / "soak",
+                   *([] if LONG else ["--growth", 4096]), timeout=7000)
     assert done.returncode == 0, done.stdout + done.stderr
     out = json.loads((tmp_path / "soak.json").read_text())
-    assert out["faults"] == [] and out["requests"] >= (20000 if LONG else 600) and set(out["kinds"]) == set(MIX)
+    assert out["faults"] == [] and out["requests"] >= requests and set(out["kinds"]) == set(MIX)
     page = (tmp_path / "soak.html").read_text()
     assert page.count("<svg") == 3 and "http://" not in page and "https://" not in page
 
