@@ -13,6 +13,66 @@ use std::sync::Arc;
 /// with blanks for ever.
 const JSON_BLANKS: &str = r"[\x20\x0A\x0D\x09]{1,40}";
 const MAX_GRAMMAR_BYTES: usize = 512 << 10;
+/// For making a parser, which recurses along references of a schema and rules of a grammar: a chain of as many as
+/// MAX_GRAMMAR_BYTES holds takes a third of it. Only what is used of it becomes memory.
+const STACK_BYTES: usize = 256 << 20;
+
+/// Beyond, a parser does not get ready in minutes and takes more and more memory: it goes through the remainders. Those
+/// of 2 and 5 are few, since the last digits decide. 49999: 0.9 s; 999983: none after 60.
+const MAX_MULTIPLE: u64 = 50_000;
+const MAX_ROUND_MULTIPLE: f64 = 1e6;
+
+fn gcd(a: u64, b: u64) -> u64 {
+    if b == 0 {
+        a
+    } else {
+        gcd(b, a % b)
+    }
+}
+
+/// All values of multipleOf in the schema, whose parts may be combined.
+fn multiples(schema: &Json, found: &mut Vec<f64>) {
+    match schema {
+        Json::Object(members) => {
+            found.extend(members.get("multipleOf").and_then(Json::as_f64));
+            members.values().for_each(|value| multiples(value, found));
+        }
+        Json::Array(values) => values.iter().for_each(|value| multiples(value, found)),
+        _ => {}
+    }
+}
+
+fn check_multiples(schema: &Json) -> Result<(), Failure> {
+    let mut found = vec![];
+    multiples(schema, &mut found);
+    let mut common = 1u64;
+    for value in found {
+        let mut whole = value.abs();
+        while whole.fract() != 0.0 && whole < MAX_ROUND_MULTIPLE {
+            whole *= 10.0;
+        }
+        let mut rest = if whole <= MAX_ROUND_MULTIPLE { (whole as u64).max(1) } else { u64::MAX };
+        for factor in [2, 5] {
+            while rest % factor == 0 {
+                rest /= factor;
+            }
+        }
+        common = if rest <= MAX_MULTIPLE { common / gcd(common, rest) * rest } else { rest };
+        if common > MAX_MULTIPLE {
+            return Err(format!("multipleOf {value:?} can't be followed: up to {MAX_MULTIPLE} can, all such numbers of a schema together, not counting factors 2 and 5"));
+        }
+    }
+    Ok(())
+}
+
+fn on_a_large_stack<T: Send>(make: impl FnOnce() -> Result<T, Failure> + Send) -> Result<T, Failure> {
+    std::thread::scope(|scope| {
+        match std::thread::Builder::new().stack_size(STACK_BYTES).spawn_scoped(scope, make) {
+            Ok(thread) => thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)),
+            Err(e) => Err(format!("no thread to read the grammar: {e}")),
+        }
+    })
+}
 
 pub struct Factory {
     parsers: ParserFactory,
@@ -67,6 +127,7 @@ impl Factory {
                     Json::Object(_) | Json::Bool(_) => {}
                     _ => return Err("the JSON schema is neither an object nor a boolean".into()),
                 }
+                check_multiples(&schema)?;
                 TopLevelGrammar::from_json_schema(schema)
             }
             "regex" => TopLevelGrammar::from_regex(grammar),
@@ -176,7 +237,8 @@ pub unsafe extern "C" fn mi_text_matcher_new(
     out: *mut Buf,
 ) -> i32 {
     answer(out, || {
-        let made = (*factory).matcher(text(kind, kind_size, "the kind")?, text(grammar, size, "the grammar")?)?;
+        let (factory, kind, grammar) = (&*factory, text(kind, kind_size, "the kind")?, text(grammar, size, "the grammar")?);
+        let made = on_a_large_stack(|| factory.matcher(kind, grammar))?;
         *matcher = Box::into_raw(Box::new(made));
         Ok(vec![])
     })

@@ -1,5 +1,6 @@
 #include "text/constraint.h"
 
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -250,6 +251,27 @@ TEST_F(ConstraintTest, HostileGrammarsEnd) {
   hostile.push_back(factory_->lark("start: a\na: a a | \"x\" | \"\""));
   for (auto& c : hostile)
     if (c.ok()) draw_some(**c, 40);
+}
+
+// As long as a grammar may be: each link is one more call on the stack of whoever reads it.
+TEST_F(ConstraintTest, LongChainsOfReferencesEnd) {
+  for (const int links : {3000, 14000}) {
+    std::string schema = R"({"$ref": "#/d/0", "d": {)", lark = "start: r0\n";
+    for (int i = 0; i < links; ++i) {
+      schema += fmt::format(R"("{}":{{"$ref":"#/d/{}"}},)", i, i + 1);
+      lark += fmt::format("r{}: r{}\n", i, i + 1);
+    }
+    EXPECT_FALSE(factory_->json_schema(schema + fmt::format(R"("{}":{{"type":"string"}}}}}})", links)).ok());
+    EXPECT_TRUE(factory_->lark(lark + fmt::format("r{}: \"x\"\n", links)).ok());
+  }
+}
+
+TEST_F(ConstraintTest, MultiplesThatTakeForEverAreRefused) {
+  const auto one = [&](const std::string& v) { return factory_->json_schema(R"({"type": "number", "multipleOf": )" + v + "}"); };
+  for (const char* v : {"7", "9973", "0.01", "1e-5", "1000000", "0.25"}) EXPECT_TRUE(one(v).ok()) << v;
+  for (const char* v : {"999983", "99999999", "1e300", "0.3333333333333333"}) EXPECT_THAT(one(v).error().message(), HasSubstr("multipleOf")) << v;
+  EXPECT_THAT(factory_->json_schema(R"({"allOf": [{"multipleOf": 9973}, {"multipleOf": 9967}]})").error().message(), HasSubstr("multipleOf 9967"));
+  EXPECT_TRUE(factory_->json_schema(R"({"type": "object", "properties": {"multipleOf": {"type": "string"}}})").ok());
 }
 
 TEST_F(ConstraintTest, LimitsThatShowWhileDecodingAreFailures) {
