@@ -80,9 +80,15 @@ Result<MirDir> MirDir::open(const Path& dir) {
   m.dir = dir;
   const Path text_path = dir / "model.mir";
   std::error_code ec;
-  if (!std::filesystem::exists(text_path, ec) && std::filesystem::exists(dir / "engine.json", ec))
-    return bad_input("{}: this is an engine, not a MIR directory; give what metainfer export or quantize wrote",
-                     dir.string());
+  if (!std::filesystem::exists(text_path, ec)) {
+    if (std::filesystem::exists(dir / "engine.json", ec))
+      return bad_input("{}: this is an engine, not a MIR directory; give what metainfer export or quantize wrote",
+                       dir.string());
+    if (std::filesystem::exists(dir / "config.json", ec))
+      return bad_input("{}: this is a checkpoint, not a MIR directory; run 'metainfer export --model-dir {}' first",
+                       dir.string(), dir.string());
+    if (!std::filesystem::exists(dir, ec)) return bad_input("{}: no such folder", dir.string());
+  }
   MI_TRY(const std::string text, read_file(text_path, kMaxModelText));
   auto graph = parse(text);
   if (!graph.ok()) return graph.error().with_context(text_path.string());

@@ -142,7 +142,7 @@ Result<PassesReport> verify_passes(const PassesOptions& o) {
     }
   }
   Builder builder(o, mir, set.sequences);
-  Progress progress("verify passes", 1 + 2 * busy.size() - (busy.empty() ? 0 : 1), false);
+  Progress progress("verify passes", 1 + busy.size() * (busy.size() > 1 ? 2 : 1), false);
   PassesReport report;
   report.texts = set.source;
   report.tokens = set.tokens;
