@@ -15,6 +15,7 @@
 #include "compiler/kv_plan.h"
 #include "compiler/lower.h"
 #include "compiler/memory_plan.h"
+#include "ir/stats.h"
 #include "ir/text.h"
 
 namespace mi::compiler {
@@ -47,26 +48,6 @@ Status check_options(const BuildOptions& o) {
   return {};
 }
 
-bool declares(const ir::Block& b, const std::string& weight) {
-  return std::any_of(b.weights.begin(), b.weights.end(), [&](const ir::WeightDecl& w) { return w.name == weight; });
-}
-
-// Parameters of one block's weights, scales left out; experts at their share k / E when only the active ones count.
-// What tied_to declares too (tied embeddings) is counted there.
-double params_of(const ir::Block& b, bool active_only, const ir::Block* tied_to = nullptr) {
-  double share = 1;
-  for (const ir::Node& n : b.nodes)
-    if (n.op == Op::kRoute) {
-      const auto& p = std::get<RouteParams>(n.params);
-      share = double(p.k) / double(p.experts);
-    }
-  double sum = 0;
-  for (const ir::WeightDecl& w : b.weights)
-    if (w.mark != ir::Mark::kConstant && !(tied_to && declares(*tied_to, w.name)))
-      sum += double(shape_count(w.shape).value_or(0)) * (active_only && w.mark == ir::Mark::kExpert ? share : 1);
-  return sum;
-}
-
 artifact::ModelFacts facts_of(const ir::Graph& g, const Program& p) {
   artifact::ModelFacts f;
   f.name = g.info.name;
@@ -79,11 +60,9 @@ artifact::ModelFacts facts_of(const ir::Graph& g, const Program& p) {
   f.eos_ids = g.info.eos_ids;
   f.bos_id = g.info.bos_id;
   f.pad_id = g.info.pad_id;
-  for (const bool active : {false, true}) {
-    double sum = params_of(g.prologue, active) + params_of(g.epilogue, active, &g.prologue);
-    for (const ir::Block& b : g.blocks) sum += params_of(b, active) * double(b.layers.size());
-    (active ? f.active_params : f.total_params) = int64_t(sum + 0.5);
-  }
+  const ir::GraphStats stats = ir::stats_of(g);
+  f.total_params = stats.total_params;
+  f.active_params = stats.active_params;
   f.max_k = p.max_k;
 
   // What most matrix elements of the layers are; the head and the router do not vote.

@@ -562,8 +562,8 @@ TEST_F(Build, ReportCountsParameters) {
   const auto r = build_engine(options("bf16"));
   ASSERT_TRUE(r.ok());
   const int64_t attention = 24 + (32 + 16 + 16) * 24 + 24 * 32, dense = 24 + 80 * 24 + 24 * 40, router = 24 + 6 * 24,
-                expert = 3 * 20 * 24, ends = 50 * 24 + 24 + 50 * 24;
-  EXPECT_EQ(r->manifest.model.total_params, 3 * attention + dense + 2 * (router + 6 * expert) + ends);
+                expert = 3 * 20 * 24, table = 50 * 24, ends = 24 + 50 * 24;
+  EXPECT_EQ(r->manifest.model.total_params, 3 * attention + dense + 2 * (router + 6 * expert) + table + ends);
   EXPECT_EQ(r->manifest.model.active_params, 3 * attention + dense + 2 * (router + 2 * expert) + ends);
   const std::string text = report_text(*r);
   EXPECT_NE(text.find("2 x 3 layers x 2 KV heads x 8 x 128 tokens x 32 sequences x 2 bytes = 786.43 kB"),
