@@ -85,7 +85,7 @@ Command add_build(CLI::App& parent) {
                   "promises anything; answers stay the same");
   app->add_option("--disable-pass", f->disabled, "leave a pass out; may be repeated; --list-passes names them");
   app->add_option("--max-seq-len", f->seq,
-                  "tokens per sequence in the printed KV plan (default: 4096 or the model's limit)");
+                  "tokens per sequence in the printed KV plan (default: 4096; more than the model's limit means that)");
   app->add_option("--max-batch-size", f->batch, "sequences in the printed KV plan")->capture_default_str();
   app->add_flag("--strict", f->strict, "fail when an op of an int8 model is outside the int8 path, or one of any model on a slower kernel than there could be");
   app->add_option("--allow-fallback", f->allowed, "with --strict: but not for weights of this name (attn.o.weight, \"mlp.*\"); may be repeated");

@@ -239,7 +239,7 @@ Result<BuildReport> build_engine(const ir::MirDir& mir, const BuildOptions& o) {
   if (o.strict) MI_TRY_VOID(check_strict(m.fallbacks, r.kernel_fallbacks.list, o.allowed_fallbacks));
   r.unshared_activation_bytes = unshared_bytes(m.buffers);
   r.peak_activation_bytes = peak_bytes(m.buffers);
-  r.plan_seq_len = o.plan_seq_len > 0 ? o.plan_seq_len : std::min<int64_t>(4096, m.model.max_positions);
+  r.plan_seq_len = std::min<int64_t>(o.plan_seq_len > 0 ? o.plan_seq_len : 4096, m.model.max_positions);
   r.plan_batch = o.plan_batch;
   for (const auto& f : mir.files) r.source_bytes += int64_t(f->file().bytes().size());
 
