@@ -11,8 +11,8 @@
 
 namespace mi::kernels {
 
-// Of one task: most rows, and most floats of each of its products of gate and up, which are to stay in the L2 cache. Wide
-// tasks prepare rows less often, and one that has all columns quantizes where it is: 128 rows of 768 columns.
+// Of one task: most rows, and most floats of what the activation makes of gate and up, which is to stay in the L2 cache.
+// Wide tasks prepare rows less often, and one that has all columns quantizes where it is: 128 rows of 768 columns.
 inline constexpr int64_t kExpertRows = 128, kExpertFloats = 128 * 768;
 inline constexpr int64_t kTasksPerThread =
     16;  // at least, where there are columns enough: the last one to end is waited for
