@@ -49,6 +49,13 @@ struct Weights {
     EXPECT_EQ(seen, experts) << "each once";
     return parts;
   }
+  // About half of the group's experts, others in each step.
+  std::vector<int32_t> some(size_t group, uint64_t seed, uint64_t step) const {
+    std::vector<int32_t> experts;
+    for (int32_t e = 0; e < groups[group].experts; ++e)
+      if (random_u64(seed, step * 8 + uint64_t(e)) % 2) experts.push_back(e);
+    return experts;
+  }
 };
 
 constexpr int64_t kSmall = 8192, kLarge = 3 * 4096 + 2 * 4096;   // slots of the two groups
@@ -60,11 +67,8 @@ TEST(ExpertStream, TheRightBytesWithRoomForAnyNumber) {
     const auto s = w.open(cache);
     EXPECT_LE(s->memory().bytes(), cache);
     for (uint64_t step = 0; step < 200; ++step) {
-      std::vector<int32_t> experts;
       const size_t group = step % 2;
-      for (int32_t e = 0; e < w.groups[group].experts; ++e)
-        if (random_u64(2, step * 8 + uint64_t(e)) % 2) experts.push_back(e);
-      w.want(*s, group, experts);
+      w.want(*s, group, w.some(group, 2, step));
       const int32_t next[] = {int32_t(step % 3), int32_t((step + 1) % 3)};
       const size_t other[] = {1 - group};
       s->prefetch(other, next);
@@ -86,11 +90,8 @@ TEST(ExpertStream, ExpertsInAnotherOrder) {
   for (const int64_t cache : {kSmall + kLarge, kAll / 2, kAll}) {
     const auto s = w.open(cache);
     for (uint64_t step = 0; step < 100; ++step) {
-      std::vector<int32_t> experts;
       const size_t group = step % 2;
-      for (int32_t e = 0; e < w.groups[group].experts; ++e)
-        if (random_u64(4, step * 8 + uint64_t(e)) % 2) experts.push_back(e);
-      w.want(*s, group, experts);
+      w.want(*s, group, w.some(group, 4, step));
     }
   }
 }
