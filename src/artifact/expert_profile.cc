@@ -11,6 +11,12 @@ constexpr const char* kFormat = "metainfer expert profile 1";
 
 }  // namespace
 
+std::vector<int64_t> ExpertProfile::Layer::counts(int64_t begin, int64_t end) const {
+  std::vector<int64_t> n(static_cast<size_t>(experts));
+  for (int64_t i = begin * k; i < end * k; ++i) ++n[size_t(ids[size_t(i)])];
+  return n;
+}
+
 Status write_expert_profile(const ExpertProfile& p, const Path& file, bool force) {
   Json j{{"format", kFormat}, {"model", p.model}, {"source", p.source}, {"tokens", p.tokens}, {"layers", Json::array()}};
   for (const ExpertProfile::Layer& l : p.layers) j["layers"].push_back({{"layer", l.layer}, {"experts", l.experts}, {"k", l.k}, {"ids", l.ids}});

@@ -19,6 +19,7 @@ struct ExpertProfile {
     int64_t experts = 0, k = 0;
     std::vector<int32_t> ids;  // [tokens, k], ascending within a token
     std::span<const int32_t> of(int64_t token) const { return {ids.data() + token * k, size_t(k)}; }
+    std::vector<int64_t> counts(int64_t begin, int64_t end) const;  // by expert: of these tokens, how many chose it
   };
   std::string model, source;   // model: the engine's name
   int64_t tokens = 0;

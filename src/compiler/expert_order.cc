@@ -24,12 +24,6 @@ constexpr double kErrors = 3;          // standard errors that it has to be abov
 constexpr int64_t kBlocks = 16;        // of neighbouring tokens, which are not independent, for that error
 constexpr int64_t kLeastJudged = 8 * kBlocks;
 
-std::vector<int64_t> counts(const ExpertProfile::Layer& l, int64_t begin, int64_t end) {
-  std::vector<int64_t> n(size_t(l.experts));
-  for (int64_t i = begin * l.k; i < end * l.k; ++i) ++n[size_t(l.ids[size_t(i)])];
-  return n;
-}
-
 // The busiest first, then always the one that was chosen most often together with the one before.
 std::vector<int32_t> order_by_company(const ExpertProfile::Layer& l, int64_t tokens) {
   const size_t n = size_t(l.experts);
@@ -152,7 +146,7 @@ int64_t busiest(double share, int64_t experts) { return std::max<int64_t>(1, int
 
 ExpertSpread spread_of(const ExpertProfile::Layer& l, int64_t tokens) {
   const int64_t half = tokens / 2;
-  const std::vector<int64_t> first = counts(l, 0, half), second = counts(l, half, tokens), all = counts(l, 0, tokens);
+  const std::vector<int64_t> first = l.counts(0, half), second = l.counts(half, tokens), all = l.counts(0, tokens);
   std::vector<size_t> order(first.size());
   std::iota(order.begin(), order.end(), 0);
   std::stable_sort(order.begin(), order.end(), [&](size_t x, size_t y) { return first[x] > first[y]; });

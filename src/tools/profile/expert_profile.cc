@@ -11,10 +11,8 @@ namespace mi::tools {
 namespace {
 
 std::vector<float> chances(const ExpertProfile::Layer& l, int64_t tokens) {
-  std::vector<int64_t> n(size_t(l.experts));
-  for (int64_t i = 0; i < tokens * l.k; ++i) ++n[size_t(l.ids[size_t(i)])];
   std::vector<float> c;
-  for (const int64_t x : n) c.push_back(float(double(x) / double(std::max<int64_t>(1, tokens))));
+  for (const int64_t x : l.counts(0, tokens)) c.push_back(float(double(x) / double(std::max<int64_t>(1, tokens))));
   return c;
 }
 
