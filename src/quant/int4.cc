@@ -68,15 +68,4 @@ void quantize_rows_int4(const float* w, int64_t n, int64_t k, int64_t group, int
     }
 }
 
-void add_error_int4(const float* w, const int8_t* q, const float* scale, int64_t n, int64_t k, int64_t group,
-                    WeightError* e) {
-  const int64_t groups = int4_groups(k, group);
-  for (int64_t r = 0; r < n; ++r)
-    for (int64_t i = 0; i < k; ++i) {
-      const double v = w[r * k + i], d = double(q[r * k + i]) * scale[r * groups + i / group] - v;
-      e->err2 += d * d;
-      e->ref2 += v * v;
-    }
-}
-
 }  // namespace mi::quant

@@ -18,7 +18,5 @@ inline constexpr float kInt4Clips[] = {8.0f / 7, 1.07f, 1.0f, 0.95f, 0.9f, 0.85f
 // importance [k]: of each column's squared error; null: all count the same.
 void quantize_rows_int4(const float* w, int64_t n, int64_t k, int64_t group, int8_t* q, float* scale,
                         const float* importance = nullptr);
-void add_error_int4(const float* w, const int8_t* q, const float* scale, int64_t n, int64_t k, int64_t group,
-                    WeightError* e);
 
 }  // namespace mi::quant

@@ -17,6 +17,7 @@ struct WeightError {
   double err2 = 0, ref2 = 0;  // sums of squares of (q*scale - w) and w
   double relative() const;    // sqrt(err2 / ref2)
 };
-void add_error(const float* w, const int8_t* q, const float* scale, int64_t n, int64_t k, WeightError* e);
+// scale [n, ceil(k / group)]; with one scale per row, group is k.
+void add_error(const float* w, const int8_t* q, const float* scale, int64_t n, int64_t k, int64_t group, WeightError* e);
 
 }  // namespace mi::quant

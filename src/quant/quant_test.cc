@@ -193,7 +193,7 @@ TEST(Int8Test, RoundsByRow) {
   quantize_rows(w, 3, 3, WeightScheme::kPerTensor, q, s);
   EXPECT_EQ(s[0], s[2]);
   WeightError e;
-  add_error(w, q, s, 3, 3, &e);
+  add_error(w, q, s, 3, 3, 3, &e);
   EXPECT_LT(e.relative(), 0.01);
 }
 
@@ -206,7 +206,7 @@ TEST(Int4Test, FindsTheGridThatTheNumbersAreOn) {
     std::vector<float> s(2 * 2);
     quantize_rows_int4(w.data(), 2, 64, 32, q.data(), s.data());
     WeightError e;
-    add_error_int4(w.data(), q.data(), s.data(), 2, 64, 32, &e);
+    add_error(w.data(), q.data(), s.data(), 2, 64, 32, &e);
     EXPECT_EQ(e.err2, 0);
     EXPECT_GT(e.ref2, 0);
     EXPECT_EQ(s[0], step);
@@ -224,7 +224,7 @@ TEST(Int4Test, NoWorseThanPlainRounding) {
     for (int8_t v : q) ASSERT_TRUE(v >= -8 && v <= 7);
     for (float v : s) ASSERT_EQ(v, to_f32(to_bf16(v)));
     WeightError e;
-    add_error_int4(w.data(), q.data(), s.data(), 64, 300, group, &e);
+    add_error(w.data(), q.data(), s.data(), 64, 300, group, &e);
     double plain = 0, ref = 0;  // steps of max|w| / 7, as without a search
     for (int64_t r = 0; r < 64; ++r)
       for (int64_t begin = 0; begin < 300; begin += group) {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <future>
 #include <optional>
 
 #include "base/util.h"
@@ -152,15 +153,21 @@ class Walk {
     if (writer.first() > 0)
       report_.notes.push_back(fmt::format("went on from an earlier run: {} of {} tensors were there; alphas and gptq of their layers are not told again", writer.first(), writer.order().size()));
     MI_TRY_VOID(write(writer, -1, round_layer(mir_, rounded_.graph.prologue, -1, {}, o_.config, pool_), &progress));
-    for (const ir::Block* b : {&mir_.graph.prologue, &mir_.graph.epilogue}) MI_TRY_VOID(check_finite(mir_, *b, -1));
+    for (const ir::Block* b : {&mir_.graph.prologue, &mir_.graph.epilogue}) MI_TRY_VOID(check_finite(mir_, *b, -1, pool_));
     if (!set_.sequences.empty()) MI_TRY_VOID(embed());
+    std::future<Status> writing;  // of a layer, while the next one is made
     for (int32_t layer = 0; layer < mir_.graph.info.layers; ++layer) {
       MI_TRY(RoundedLayer rounded, one_layer(layer, choice, writer));
-      MI_TRY_VOID(write(writer, layer, rounded, &progress));
+      for (const ir::WeightDecl& d : mir_.graph.block_of(layer).weights) mir_.give_back(ir::full_name(d.name, layer));
+      if (writing.valid()) MI_TRY_VOID(writing.get());
+      writing = std::async(std::launch::async, [this, &writer, &progress, layer, rounded = std::move(rounded)] {
+        return write(writer, layer, rounded, &progress);
+      });
     }
     LayerPlan plan;
     if (choice.rounds_tied_head()) plan.sources[kHeadWeight] = kEmbeddingWeight;
     const RoundedLayer epilogue = round_layer(mir_, rounded_.graph.epilogue, -1, plan, o_.config, pool_);
+    if (writing.valid()) MI_TRY_VOID(writing.get());
     MI_TRY_VOID(write(writer, -1, epilogue, &progress));
     progress.done();
     if (o_.compare) MI_TRY_VOID(compare_heads(epilogue));
@@ -263,7 +270,7 @@ class Walk {
   }
 
   Result<RoundedLayer> one_layer(int32_t layer, const Choice& choice, const ir::MirWriter& writer) {
-    MI_TRY_VOID(check_finite(mir_, mir_.graph.block_of(layer), layer));
+    MI_TRY_VOID(check_finite(mir_, mir_.graph.block_of(layer), layer, pool_));
     count(layer, choice);
     const bool there = layer_ends(layer, writer.order()) <= writer.first();
     if (there && set_.sequences.empty()) return RoundedLayer{};

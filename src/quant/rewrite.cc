@@ -22,7 +22,7 @@ struct Job {
   const ir::WeightDecl* d = nullptr;
   const Smoothed* smoothed = nullptr;  // may be null
   int64_t experts = 1, n = 0, k = 0;
-  std::vector<uint8_t> q;  // int8, or rows of tensor/int4.h
+  std::vector<std::byte> q;  // int8, or rows of tensor/int4.h
   std::vector<float> scale;
   WeightError error;
 
@@ -73,16 +73,15 @@ WeightError round_rows(Job& j, int64_t r0, int64_t rows, const QuantConfig& conf
     const std::vector<float> importance = spread ? spread->diagonal() : std::vector<float>();
     quantize_rows_int4(block.data(), rows, k, j.group(), q.data(), scale, spread ? importance.data() : nullptr);
     if (spread) spread->round_groups(block.data(), rows, scale, j.group(), -8, 7, q.data());
-    add_error_int4(block.data(), q.data(), scale, rows, k, j.group(), &error);
-    for (int64_t r = 0; r < rows; ++r) int4_store_row(q.data() + r * k, k, j.q.data() + (r0 + r) * j.row_bytes());
+    for (int64_t r = 0; r < rows; ++r) int4_store_row(q.data() + r * k, k, reinterpret_cast<uint8_t*>(j.q.data()) + (r0 + r) * j.row_bytes());
   } else {
     const WeightScheme scheme =
         config.weights == WeightScheme::kPerTensor ? WeightScheme::kPerTensor : WeightScheme::kPerChannel;
     quantize_rows(block.data(), rows, k, scheme, q.data(), scale);
     if (spread) spread->round_rows(block.data(), rows, scale, k, -127, 127, q.data());
-    add_error(block.data(), q.data(), scale, rows, k, &error);
     std::memcpy(j.q.data() + r0 * k, q.data(), q.size());
   }
+  add_error(block.data(), q.data(), scale, rows, k, j.group(), &error);
   return error;
 }
 
@@ -215,12 +214,27 @@ bool wants_spread(const ir::WeightDecl& d, const QuantConfig& c) {
   return c.rounding == Rounding::kGptq && !(d.format == ir::WeightFormat::kW8A8 && c.weights == WeightScheme::kPerTensor);
 }
 
-Status check_finite(const ir::MirDir& mir, const ir::Block& b, int32_t layer) {
+namespace {
+int64_t first_not_finite(const TensorView& v, hw::ThreadPool& pool) {
+  constexpr int64_t kElements = int64_t(1) << 20;
+  const int64_t count = v.count(), tasks = (count + kElements - 1) / kElements;
+  std::vector<int64_t> found(size_t(tasks), -1);
+  pool.run(tasks, [&](int64_t t, int) {
+    const int64_t begin = t * kElements;
+    const int64_t at = mi::first_not_finite(v.data + size_t(begin) * dtype_bytes(v.dtype), v.dtype, std::min(kElements, count - begin));
+    if (at >= 0) found[size_t(t)] = begin + at;
+  });
+  const auto first = std::find_if(found.begin(), found.end(), [](int64_t at) { return at >= 0; });
+  return first == found.end() ? -1 : *first;
+}
+}  // namespace
+
+Status check_finite(const ir::MirDir& mir, const ir::Block& b, int32_t layer, hw::ThreadPool& pool) {
   for (const ir::WeightDecl& d : b.weights)
     for (const std::string& name : {ir::full_name(d.name, layer), ir::full_name(d.name, layer) + "_scale"}) {
       if (!mir.has(name)) continue;
       const TensorView v = mir.weight(name);
-      if (const int64_t bad = first_not_finite(v.data, v.dtype, v.count()); bad >= 0)
+      if (const int64_t bad = first_not_finite(v, pool); bad >= 0)
         return bad_input("{}: tensor '{}' of shape {} holds {}: the model is damaged; export it again from an intact checkpoint",
                          mir.dir.string(), name, shape_text(v.shape), not_finite_text(v, bad));
     }
@@ -262,11 +276,10 @@ RoundedLayer round_layer(const ir::MirDir& source, const ir::Block& b, int32_t l
   for (auto& [key, group] : together)
     round_spread(group, *plan.seen, key.substr(0, key.find(' ')), config, pool, &out);
   for (Job& j : jobs) {
-    out.made[j.name] = tensor_of(j.d->dtype, ir::stored_shape(*j.d), j.q);
+    out.made[j.name] = std::make_shared<const Tensor>(Tensor{j.d->dtype, ir::stored_shape(*j.d), std::move(j.q)});
     out.made[j.name + "_scale"] = tensor_of(DType::kF32, ir::scale_shape(*j.d), j.scale);
     out.error.err2 += j.error.err2;
     out.error.ref2 += j.error.ref2;
-    j.q = {};
   }
   return out;
 }

@@ -39,7 +39,7 @@ RoundedLayer round_layer(const ir::MirDir& source, const ir::Block& b, int32_t l
 
 // The numbers of block `b` (layer < 0: prologue or epilogue) in the source: a NaN or an infinity is an error that names
 // tensor and place. Before anything is computed with them: a piece's engine would call them by the piece's names.
-Status check_finite(const ir::MirDir& mir, const ir::Block& b, int32_t layer);
+Status check_finite(const ir::MirDir& mir, const ir::Block& b, int32_t layer, hw::ThreadPool& pool);
 
 // "layers.7.attn.q.weight" -> 7; -1 for tensors outside layers.
 int32_t layer_of(const std::string& full_name);

@@ -49,7 +49,7 @@ class Analyst {
     const size_t hidden = size_t(mir_.graph.info.hidden);
     calibration_rows_.resize(size_t(token_count(calibration_)) * hidden);
     rows_.resize(size_t(s_.tokens) * hidden);
-    for (const ir::Block* b : {&mir_.graph.prologue, &mir_.graph.epilogue}) MI_TRY_VOID(check_finite(mir_, *b, -1));
+    for (const ir::Block* b : {&mir_.graph.prologue, &mir_.graph.epilogue}) MI_TRY_VOID(check_finite(mir_, *b, -1, pool_));
     {
       MI_TRY(PieceEngine ends, piece(ir::piece_of(mir_, -1), 0));
       ends.run_embedding(calibration_, calibration_rows_);
@@ -162,7 +162,7 @@ class Analyst {
   }
 
   Status one_layer(int32_t layer) {
-    MI_TRY_VOID(check_finite(mir_, mir_.graph.block_of(layer), layer));
+    MI_TRY_VOID(check_finite(mir_, mir_.graph.block_of(layer), layer, pool_));
     const ir::MirDir one = ir::piece_of(mir_, layer);
     std::vector<float> out(rows_.size());
     LayerCapture seen;

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <map>
 #include <optional>
+#include <set>
 
 #include "artifact/layout.h"
 #include "ir/graph.h"
@@ -142,7 +143,7 @@ struct Look {
   }
 };
 
-// Of a row or a column its length along the model's is judged, not its error: where rounding errors are spread over the
+// Of a rounded row or column its length along the model's is judged, not its error: where rounding errors are spread over the
 // columns, numbers that calibration's inputs cannot tell apart may be off by more than their size, in any direction.
 // Rounding leaves a number an error of step / sqrt(12): a row of small numbers beside large ones, under one scale, may be
 // as far off as that, with room for spread errors.
@@ -172,7 +173,8 @@ Look compare(const Numbers& found, const std::vector<float>& want, int64_t k, do
     }
     error += row_error;
     size += row_size;
-    const double e = line_error(dot, row_size, row_found), most = std::max(limit, kOfRounding * relative(rounding, row_size));
+    const double e = found.step.empty() ? relative(row_error, row_size) : line_error(dot, row_size, row_found);
+    const double most = std::max(limit, kOfRounding * relative(rounding, row_size));
     l.rows_out += !(e <= most);
     l.line(e, most, r, &Look::row);
   }
@@ -222,8 +224,9 @@ class LayerWeights {
 
   Status judge(Judge* judge, hw::ThreadPool& pool) {
     MI_TRY_VOID(find());
+    std::set<int32_t> smoothed;  // norms whose readers have what they lack
     for (const quant::SmoothSite& s : quant::smooth_sites(b_, true, nullptr)) {
-      if (s.norm >= 0) divide_norm(s);
+      if (s.norm >= 0 && divide_norm(s)) smoothed.insert(s.norm);
       if (s.up >= 0) pair(s);
     }
     struct Job {
@@ -241,7 +244,7 @@ class LayerWeights {
       const double limit = limit_of(*m.part.tensor);
       const auto worst = std::max_element(m.looks.begin(), m.looks.end(),
                                           [&](const Look& x, const Look& y) { return x.badness(limit) < y.badness(limit); });
-      std::string where = layer_ < 0 ? m.name : fmt::format("layer {} {}", layer_, m.name);
+      std::string where = place(m.name);
       if (m.experts > 1 && !worst->good(limit)) where += fmt::format(" expert {}", worst - m.looks.begin());
       if (worst->names_line(limit))
         judge->row(fmt::format("{} {} {}", where, worst->row >= 0 ? "row" : "column", std::max(worst->row, worst->column)),
@@ -249,10 +252,37 @@ class LayerWeights {
       else
         judge->row(where, worst->error, limit, "relative");
     }
+    for (size_t i = 0; i < b_.weights.size(); ++i)
+      if (smoothed.count(int32_t(i)) == 0) judge_vector(b_.weights[i], judge);
     return {};
   }
 
  private:
+  std::string place(const std::string& name) const { return layer_ < 0 ? name : fmt::format("layer {} {}", layer_, name); }
+
+  // Norms and biases are not rounded: each number is the model's own. A small one is worth as much as a large one, so the
+  // worst is told, and its limit is what float32 explains.
+  void judge_vector(const ir::WeightDecl& d, Judge* judge) const {
+    const auto it = parts_.find(ir::full_name(d.name, layer_));
+    if (it == parts_.end() || d.shape.size() != 1 || !holds_vector(*it->second.tensor, d.shape[0])) return;
+    const std::vector<float> want = to_f32_vector(mir_.weight(it->first)), found = vector_of(*it->second.tensor);
+    double size = 0, worst = 0;
+    size_t at = 0;
+    for (const float w : want) size = std::max(size, std::fabs(double(w)));
+    for (size_t i = 0; i < want.size(); ++i) {
+      const double difference = std::fabs(double(found[i]) - want[i]), e = difference == 0 ? 0 : difference / size;
+      if (!(e <= worst)) worst = std::isnan(e) ? INFINITY : e, at = i;
+    }
+    constexpr double kLimit = 1e-6;
+    judge->row(worst <= kLimit ? place(d.name) : fmt::format("{} element {}", place(d.name), at), worst, kLimit, "relative");
+  }
+  static bool holds_vector(const WeightTensor& t, int64_t n) { return t.packing == Packing::kPlain && t.k == 1 && t.n == n && t.experts == 1; }
+  std::vector<float> vector_of(const WeightTensor& t) const {
+    std::vector<float> out(static_cast<size_t>(t.n));
+    convert_to_f32(artifact::view_weight(a_, t), t.dtype, out.data(), out.size());
+    return out;
+  }
+
   struct Matrix {
     const ir::WeightDecl* d = nullptr;
     std::string name;    // in the report
@@ -288,22 +318,23 @@ class LayerWeights {
   }
   Matrix* of(int32_t weight) { return weight < 0 || index_[size_t(weight)] < 0 ? nullptr : &matrices_[size_t(index_[size_t(weight)])]; }
 
-  // A smoothed norm is its own divided by what its readers are multiplied by.
-  void divide_norm(const quant::SmoothSite& s) {
+  // A smoothed norm is its own divided by what its readers are multiplied by. False: it is as it was.
+  bool divide_norm(const quant::SmoothSite& s) {
     const std::string name = ir::full_name(b_.weights[size_t(s.norm)].name, layer_);
     const auto it = parts_.find(name);
-    if (it == parts_.end() || it->second.tensor->n != s.channels) return;
+    if (it == parts_.end() || !holds_vector(*it->second.tensor, s.channels)) return false;
     const float plus = s.plus_one ? 1.0f : 0.0f;
     const std::vector<float> was = to_f32_vector(mir_.weight(name));
-    const float* is = reinterpret_cast<const float*>(artifact::view_weight(a_, *it->second.tensor));
+    const std::vector<float> is = vector_of(*it->second.tensor);
     std::vector<float> factors;
     for (size_t i = 0; i < was.size(); ++i) {
       const float now = is[i] + plus;
       factors.push_back(now != 0 ? (was[i] + plus) / now : 1.0f);
     }
-    if (std::all_of(factors.begin(), factors.end(), [](float f) { return f == 1; })) return;
+    if (std::all_of(factors.begin(), factors.end(), [](float f) { return f == 1; })) return false;
     for (int32_t r : s.readers)
       if (Matrix* m = of(r)) m->columns = factors;
+    return true;
   }
 
   void pair(const quant::SmoothSite& s) {

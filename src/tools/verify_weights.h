@@ -18,6 +18,8 @@ namespace mi::tools {
 // limits. A matrix can be good as a whole and one output of it wrong: every row's length along the model's has to be right
 // within what rounding explains (the row's own step), else the worst row is named, "attn.o.weight row 17". Of an up and a
 // down that smoothing tied together, a row of up is seen as a column of down.
+// Rows of float matrices and each number of norms and biases have to be the model's own, within float's precision; a norm
+// that smoothing divided is judged by its readers.
 // An embedding table that is also the head is two tensors of an engine: both are judged, as embed.weight and
 // lm_head.weight.
 Status judge_weights(const artifact::LoadedArtifact& a, const ir::MirDir& mir, Judge* judge, hw::ThreadPool& pool);
