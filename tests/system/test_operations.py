@@ -158,6 +158,15 @@ def test_invalid_utf8_outside_the_body(plain, stream):
         answer.decode()
 
 
+@pytest.mark.parametrize("head", ["Host: a\r\nHost: b\r\n", "", "Host: a\r\nX: y\r\n z\r\n", "Host: a b\r\n", "Host: a\r\nTransfer-Encoding: gzip, chunked\r\n",
+                                  "Host: a\r\nTransfer-Encoding: chunked\r\nTransfer-Encoding: chunked\r\n", "Host: a\r\nContent-Length: 2\r\nTransfer-Encoding: chunked\r\n"])
+def test_heads_that_two_programs_may_read_differently(head, plain, stream):
+    """Refused from the head alone, and closed: what comes behind is nobody's next request."""
+    answer = raw(plain, f"POST /v1/completions HTTP/1.1\r\n{head}\r\n".encode() + b"GET /version HTTP/1.1\r\nHost: x\r\n\r\n")
+    assert answer.startswith(b"HTTP/1.1 400 ") and answer.count(b"X-Request-Id") == 1, answer
+    assert json.loads(answer.split(b"\r\n\r\n")[1])["error"]["message"]
+
+
 def test_header_floods(plain, stream):
     assert raw(plain, b"GET /health HTTP/1.1\r\n" + b"A: b\r\n" * 1000 + b"\r\n").startswith(b"HTTP/1.1 431 ")
     assert raw(plain, b"GET /health HTTP/1.1\r\nA: " + b"b" * (1 << 20)).startswith(b"HTTP/1.1 431 ")
