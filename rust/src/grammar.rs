@@ -1,5 +1,6 @@
 //! Grammars that restrict generation (llguidance): which tokens may come next, and whether the text is complete.
 
+use crate::grammar_words::{refused, shortened, stuck};
 use crate::tokenizer::Tokenizer;
 use crate::{answer, guard, slice, text, Buf, Failure};
 use llguidance::api::TopLevelGrammar;
@@ -65,6 +66,39 @@ fn check_multiples(schema: &Json) -> Result<(), Failure> {
     Ok(())
 }
 
+/// Beyond, a parser takes time that grows with the square or the cube of their number: every two patterns are compared, and
+/// every optional member may follow every other. 64 patterns: 20 ms, 500: more than a minute; 500 optional members: 60 ms
+/// and as many ways to go on as a parser may have, 10000: a minute.
+const MAX_PATTERN_PROPERTIES: usize = 64;
+const MAX_OPTIONAL_PROPERTIES: usize = 500;
+
+/// Adds up the patternProperties of all objects in the schema.
+fn check_members(schema: &Json, patterns: &mut usize) -> Result<(), Failure> {
+    match schema {
+        Json::Object(members) => {
+            if let Some(Json::Object(found)) = members.get("patternProperties") {
+                *patterns += found.len();
+                if *patterns > MAX_PATTERN_PROPERTIES {
+                    return Err(format!("it has more than {MAX_PATTERN_PROPERTIES} patternProperties"));
+                }
+            }
+            if let Some(Json::Object(properties)) = members.get("properties") {
+                let required: std::collections::HashSet<&str> = match members.get("required") {
+                    Some(Json::Array(names)) => names.iter().filter_map(Json::as_str).collect(),
+                    _ => Default::default(),
+                };
+                let optional = properties.keys().filter(|name| !required.contains(name.as_str())).count();
+                if optional > MAX_OPTIONAL_PROPERTIES {
+                    return Err(format!("an object has {optional} properties that are not required; up to {MAX_OPTIONAL_PROPERTIES} may be"));
+                }
+            }
+            members.values().try_for_each(|value| check_members(value, patterns))
+        }
+        Json::Array(values) => values.iter().try_for_each(|value| check_members(value, patterns)),
+        _ => Ok(()),
+    }
+}
+
 fn on_a_large_stack<T: Send>(make: impl FnOnce() -> Result<T, Failure> + Send) -> Result<T, Failure> {
     std::thread::scope(|scope| {
         match std::thread::Builder::new().stack_size(STACK_BYTES).spawn_scoped(scope, make) {
@@ -113,35 +147,46 @@ impl Factory {
     }
 
     pub fn matcher(&self, kind: &str, grammar: &str) -> Result<Matcher, Failure> {
+        let name = match kind {
+            "json_schema" => "JSON schema",
+            "regex" => "regex",
+            "lark" => "grammar",
+            _ => return Err(format!("unknown kind of grammar: {kind}")),
+        };
         if grammar.len() > MAX_GRAMMAR_BYTES {
-            return Err(format!("the grammar has {} bytes; up to {MAX_GRAMMAR_BYTES} are accepted", grammar.len()));
+            return Err(format!("the {name} has {} bytes; up to {MAX_GRAMMAR_BYTES} are accepted", grammar.len()));
         }
+        let unusable = |reason: String| format!("the {name} can't be used: {reason}");
+        let mut schema = None;
         let grammar = match kind {
             "json_schema" => {
-                let mut schema: Json =
-                    serde_json::from_str(grammar).map_err(|e| format!("the JSON schema is not valid JSON: {e}"))?;
-                match &mut schema {
-                    Json::Object(members) if !members.contains_key("x-guidance") => {
-                        members.insert("x-guidance".into(), json!({ "whitespace_pattern": JSON_BLANKS }));
-                    }
-                    Json::Object(_) | Json::Bool(_) => {}
-                    _ => return Err("the JSON schema is neither an object nor a boolean".into()),
-                }
-                check_multiples(&schema)?;
-                TopLevelGrammar::from_json_schema(schema)
+                let given: Json = serde_json::from_str(grammar)
+                    .map_err(|e| format!("the JSON schema is not valid JSON: {}", shortened(&e.to_string())))?;
+                check_multiples(&given)?;
+                check_members(&given, &mut 0).map_err(unusable)?;
+                schema = Some(given.clone());
+                TopLevelGrammar::from_json_schema(with_few_blanks(given)?)
             }
             "regex" => TopLevelGrammar::from_regex(grammar),
-            "lark" => TopLevelGrammar::from_lark(grammar.to_string()),
-            _ => return Err(format!("unknown kind of grammar: {kind}")),
+            _ => TopLevelGrammar::from_lark(grammar.to_string()),
         };
         let inner = llguidance::Matcher::new(self.parsers.create_parser(grammar));
         match inner.get_error() {
-            Some(error) => {
-                Err(format!("the {} can't be used: {}", kind.replace("json_schema", "JSON schema"), brief(&error)))
-            }
+            Some(error) => Err(unusable(refused(&error, schema.as_ref()))),
             None => Ok(Matcher { inner, ends: self.ends.clone(), panicked: None }),
         }
     }
+}
+
+fn with_few_blanks(mut schema: Json) -> Result<Json, Failure> {
+    match &mut schema {
+        Json::Object(members) if !members.contains_key("x-guidance") => {
+            members.insert("x-guidance".into(), json!({ "whitespace_pattern": JSON_BLANKS }));
+        }
+        Json::Object(_) | Json::Bool(_) => {}
+        _ => return Err("the JSON schema is neither an object nor a boolean".into()),
+    }
+    Ok(schema)
 }
 
 pub struct Matcher {
@@ -154,10 +199,7 @@ pub struct Matcher {
 impl Matcher {
     /// Why it stopped, if not because the text is complete: a limit was exceeded, or no token leads further.
     fn failure(&self) -> Option<Failure> {
-        let error = self.inner.get_error().map(|error| match brief(&error) {
-            "" => "no token of this model can follow".to_string(),
-            reason => reason.to_string(),
-        });
+        let error = self.inner.get_error().map(|error| stuck(&error));
         self.panicked.clone().or(error).map(|reason| format!("the grammar can't be followed further: {reason}"))
     }
 
@@ -193,13 +235,8 @@ impl Matcher {
         }
         self.inner
             .consume_token(token)
-            .map_err(|e| format!("the grammar does not allow token {token} here: {}", brief(&e.to_string())))
+            .map_err(|e| format!("the grammar does not allow token {token} here: {}", stuck(&e.to_string())))
     }
-}
-
-/// The first line of an error, without the traces that follow.
-fn brief(error: &str) -> &str {
-    error.split("\n<").next().unwrap_or(error).trim()
 }
 
 // ---- entries -----------------------------------------------------------------------------------------------------

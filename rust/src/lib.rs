@@ -4,6 +4,7 @@
 mod added;
 mod decode;
 mod grammar;
+mod grammar_words;
 mod marks;
 mod methods;
 mod python;

@@ -1,5 +1,6 @@
 #include <fmt/format.h>
 
+#include "artifact/reader.h"
 #include "base/json.h"
 #include "cli/command.h"
 #include "tools/eval.h"
@@ -24,6 +25,8 @@ Result<int> run(Flags& f) {
   f.eval.text = f.text;
   f.eval.reference = f.reference;
   std::vector<std::pair<std::string, tools::EvalResult>> columns;
+  // The last engine should not turn out to be none after the first one's answers.
+  for (const std::string& e : f.engines) MI_TRY_VOID(artifact::open_artifact(e));
   for (size_t i = 0; i < f.engines.size(); ++i) {
     tools::SessionOptions so;
     so.engine = f.engines[i];
@@ -32,6 +35,7 @@ Result<int> run(Flags& f) {
     so.max_seq_len = 1024;
     so.kv_type = f.kv_type;
     so.attention_order = f.attention_order;
+    so.check = [&f](const text::ModelText& t) { return tools::check_eval(t, f.eval); };
     MI_TRY(const tools::Session s, tools::open_session(so));
     MI_TRY(tools::EvalResult r, tools::run_eval(s, f.eval));
     columns.emplace_back(f.names.empty() ? s.engine->manifest().model.precision : f.names[i], std::move(r));

@@ -15,6 +15,7 @@
 #include "cli/command.h"
 #include "compiler/kernel_fallbacks.h"
 #include "hw/cpu.h"
+#include "runtime/kv/store.h"
 #include "server/access_log.h"
 #include "server/http/listener.h"
 #include "server/keys.h"
@@ -35,7 +36,7 @@ struct Flags {
   int port = 8000;
   int64_t step = 0;
   runtime::LoopOptions loop{.max_waiting = 1024, .max_queue_seconds = 30};
-  double step_ms = 100, timeout = 0, kv_fraction = 0.6;
+  double step_ms = -1, timeout = 0, kv_fraction = 0.6;
   int64_t kv_tokens = 0, kv_floor = 512, kv_growth = 1024;
   bool no_prefix_cache = false;
   std::string kv_disk;
@@ -148,6 +149,7 @@ Result<int> run(const Flags& f) {
   if (!f.key_file.empty()) MI_TRY_VOID(server::KeyRing::read(f.key_file));
   if (!f.tls_cert.empty()) MI_TRY_VOID(server::read_tls(f.tls_cert, f.tls_key));
   if (!f.access_log.empty()) MI_TRY_VOID(server::AccessLog::check(f.access_log));
+  if (!f.kv_disk.empty()) MI_TRY_VOID(runtime::kv::Store::check(f.kv_disk));
 
   const hw::ThreadAdvice advice = hw::advise_threads();
   tools::SessionOptions so = session_options(f.engine);
@@ -183,7 +185,8 @@ Result<int> run(const Flags& f) {
   if (!o.fallbacks.empty()) say("fallbacks   {}\n", compiler::fallbacks_line(s.engine->manifest().fallbacks.size(), kernels));
 
   runtime::LoopOptions lo = f.loop;
-  lo.step_seconds = f.step_ms / 1000;
+  if (f.step_ms >= 0) lo.step_seconds = f.step_ms / 1000;
+  lo.step_grows = f.step_ms < 0;
   lo.reuse_prefixes = !f.no_prefix_cache;
   o.timeout_seconds = f.timeout;
   lo.kv_floor_tokens = f.kv_floor;
@@ -280,9 +283,9 @@ Command add_serve(CLI::App& parent) {
       ->check(CLI::Range(0, 1 << 20))
       ->capture_default_str();
   app->add_option("--step-ms", f->step_ms,
-                  "longest that a step with running answers should take: prompts are read in pieces that fit; 0: no limit")
-      ->check(CLI::Range(0.0, 60000.0))
-      ->capture_default_str();
+                  "longest that a step with running answers should take: prompts are read in pieces that fit; 0: no limit (default: 100, "
+                  "or twice what a step with 32 prompt tokens takes, where that is more)")
+      ->check(CLI::Range(0.0, 60000.0));
   app->add_option("--prefill-beside-decodes", f->loop.prefill_tokens_beside_decodes,
                   "most prompt tokens in a step while answers are running, whatever the time")
       ->check(CLI::Range(1, 1 << 20))

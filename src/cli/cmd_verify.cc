@@ -47,6 +47,7 @@ Result<int> run(Flags& f, bool logits_given, bool hidden_given) {
   if (f.engine.empty()) {
     MI_TRY(r, tools::verify_tensors(f.model, f.reference, so, f.limits));
   } else {
+    so.check = [&f](const text::ModelText&) { return f.reference.empty() ? tools::check_mir(f.model) : tools::check_reference(f.reference); };
     MI_TRY(const tools::Session s, tools::open_session(so));
     MI_TRY(r, f.reference.empty() ? tools::verify_mir(s, f.engine, f.model, f.limits)
                                   : tools::verify_reference(s, f.reference, f.limits));

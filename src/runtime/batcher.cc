@@ -76,7 +76,7 @@ Batcher::Batcher(Stepper& stepper, std::shared_ptr<const text::Tokenizer> tokeni
                  {options_.kv_store, [&stepper](int32_t page, std::span<std::byte> to) { stepper.save_page(page, to); },
                   [&stepper](int32_t page, std::span<const std::byte> from) { stepper.restore_page(page, from); }}) {
   if (options_.kv_store) MI_CHECK_EQ(options_.kv_store->page_bytes(), stepper.kv_page_bytes());
-  pace_ = Pace(options_.step_seconds, options_.alone_seconds);
+  pace_ = Pace(options_.step_seconds, options_.alone_seconds, options_.step_grows);
   queue_rate_ = QueueRate(options_.max_batch_size);
   refresh_gauges();
 }
@@ -406,6 +406,7 @@ bool Batcher::deliver_ended() {
 
 void Batcher::refresh_gauges() {
   stats_.running = scheduler_.running();
+  stats_.step_limit = pace_.step_limit();
   stats_.waiting = scheduler_.waiting();
   const kv::Cache& cache = scheduler_.cache();
   stats_.kv_pages_total = cache.total();

@@ -29,6 +29,7 @@ struct LoopOptions {
   int64_t prefill_tokens = 512;  // most prompt tokens in a step with no running decode
   int64_t prefill_tokens_beside_decodes = 512;  // the same with running decodes
   double step_seconds = 0.1;   // longest a step with running decodes should take: fewer prompt tokens (Pace). 0: off
+  bool step_grows = false;     // it may take longer where reading the weights does (Pace)
   double alone_seconds = 1;    // the same with none, but for 512 prompt tokens. 0: off
   bool reuse_prefixes = true;  // whole KV pages stay, while there is room, for requests that begin with the same tokens
   int64_t kv_floor_tokens = 1, kv_growth_tokens = 64;  // SchedulerOptions::floor_tokens, growth_tokens

@@ -1,11 +1,11 @@
 #pragma once
 // How many prompt tokens fit into a step beside running answers, so that no gap in their streams is longer than asked
-// for, and into one without them, so that who comes meanwhile is not kept waiting. Learns from the steps that ran: what
-// a step without prompts takes, what each prompt token adds, and by how much steps take longer than was foretold, so that
-// the slow ones stay below the limit, too. A token is cheaper in a long piece than in a short one, where experts' weights
-// are read for few tokens: what it adds is learnt by size of pieces. (Qwen3-30B-A3B's layers, 4096 tokens beside 4 answers,
-// steps of 100 ms: with one figure for all sizes small pieces seemed the only ones that fit, and the first token took 22 s.)
-// Pure arithmetic; the answers do not depend on it.
+// for, and into one without them, so that who comes meanwhile is not kept waiting. Learns from the steps that ran, by
+// the size of their pieces: what a whole step took. From one size to the next larger one only this is believed: a step
+// takes no more time per prompt token, for its answers and the weights are read once. (Taking the answers' part off
+// first, and dividing the rest, let one slow step of answers make long pieces seem free: 490 ms where 200 were allowed.)
+// The limit is not planned to the full: the next piece stands further behind, where attention takes longer, and now and
+// then a step takes longer than the one before. Pure arithmetic; the answers do not depend on it.
 
 #include <algorithm>
 #include <array>
@@ -14,89 +14,126 @@
 
 namespace mi::runtime {
 
+// What steps took, by the size of their pieces: half octaves.
+class PieceTimes {
+ public:
+  // base: what a step without a piece takes now.
+  void ran(int64_t tokens, double seconds, double base) {
+    const size_t at = index(tokens);
+    Size& size = sizes_[at];
+    // Slower is believed at once, quicker little by little.
+    size = {tokens, std::max(seconds, kKeep * size.seconds + (1 - kKeep) * seconds), base};
+    // What has not run for long is forgotten slowly, so that it is tried again; but longer pieces take longer.
+    for (size_t i = 0; i < sizes_.size(); ++i) {
+      Size& other = sizes_[i];
+      if (other.tokens == 0 || i == at) continue;
+      other.seconds = i < at ? std::min(other.seconds, size.seconds) : std::max(kForget * other.seconds, size.seconds);
+    }
+  }
+
+  // The longest piece with which a step takes at most `limit`: at least `least`; `first` before anything is known.
+  int64_t fit(double limit, double base, int64_t first, int64_t least) const {
+    const Size* good = nullptr;
+    double best = 0;
+    for (const Size& s : sizes_) {
+      if (s.tokens == 0) continue;
+      const double seconds = now(s, base);
+      if (seconds > limit) {
+        // All fixed parts are in it: halving the time takes more than halving the piece.
+        if (!good) return std::max(least, int64_t(double(s.tokens) * (limit / seconds) * (limit / seconds)));
+        const double below = now(*good, base);
+        const double between = double(good->tokens) + double(s.tokens - good->tokens) * (limit - below) / (seconds - below);
+        best = std::min(best, std::max(between, double(good->tokens)));
+        break;
+      }
+      good = &s;
+      best = std::max(best, double(s.tokens) * limit / seconds);
+    }
+    if (!good) return std::max(first, least);
+    return std::max(least, int64_t(std::min(best, kMost)));
+  }
+
+  // Of the shortest piece of at least so many tokens that ran; 0: none.
+  double shortest(int64_t tokens) const {
+    for (size_t i = index(tokens); i < sizes_.size(); ++i)
+      if (sizes_[i].tokens > 0) return sizes_[i].seconds;
+    return 0;
+  }
+
+  // What a step with such a piece is foretold to take at most; 0: nothing as short has run.
+  double foretell(int64_t tokens, double base) const {
+    for (size_t i = index(tokens) + 1; i-- > 0;)
+      if (const Size& s = sizes_[i]; s.tokens > 0)
+        return now(s, base) * std::max(1.0, double(tokens) / double(s.tokens));
+    return 0;
+  }
+
+ private:
+  struct Size {
+    int64_t tokens = 0;   // of the last piece; 0: none ran
+    double seconds = 0;   // of the whole step
+    double base = 0;      // of a step without a piece, then
+  };
+  static constexpr double kKeep = 0.8, kForget = 0.98;
+  static constexpr double kMost = 1e9;
+  static size_t index(int64_t tokens) {
+    const size_t octave = size_t(std::bit_width(uint64_t(tokens))) - 1;
+    const size_t half = octave > 0 ? size_t(tokens) >> (octave - 1) & 1 : 0;
+    return std::min<size_t>(2 * octave + half, 63);
+  }
+  // More answers than then make the step longer by what they take.
+  static double now(const Size& s, double base) { return s.seconds + std::max(0.0, base - s.base); }
+
+  std::array<Size, 64> sizes_;
+};
+
 class Pace {
  public:
   // The longest that a step should take with running answers, and with none; 0: prompts are not held back.
-  explicit Pace(double step_seconds = 0, double alone_seconds = 0)
-      : step_seconds_(step_seconds), alone_seconds_(alone_seconds) {}
+  // grows: the first is only where a step reads the weights faster; else it is twice what one takes with kReads prompt
+  // tokens, for which nearly all weights are read: a prompt then takes about twice its time, instead of crawling.
+  explicit Pace(double step_seconds = 0, double alone_seconds = 0, bool grows = false)
+      : step_seconds_(step_seconds), alone_seconds_(alone_seconds), least_(grows ? kReads : kLeast), grows_(grows) {}
 
-  // Between 1 and `most`. Before anything is known, kFirst.
+  double step_limit() const { return grows_ ? std::max(step_seconds_, 2 * beside_.shortest(kReads)) : step_seconds_; }
+
+  // Between 1 and `most`.
   int64_t prompt_tokens(int64_t most) const {
     if (step_seconds_ <= 0) return most;
-    return fit(step_seconds_ / overrun_ - decode_seconds_, kFirst, kLeast, most);
+    return std::min(most, beside_.fit(step_limit() / overrun_, decode_seconds_, least_, least_));
   }
 
   // Without running answers: at least kLeastAlone, below which weights are read too often for too few tokens.
   int64_t prompt_tokens_alone(int64_t most) const {
     if (alone_seconds_ <= 0) return most;
-    return fit(alone_seconds_, kLeastAlone, kLeastAlone, most);
+    return std::min(most, alone_.fit(alone_seconds_, 0, kLeastAlone, kLeastAlone));
   }
 
   void ran(int64_t decodes, int64_t prompt_tokens, double seconds) {
     if (prompt_tokens == 0) {
-      learn(&decode_seconds_, seconds);
+      decode_seconds_ = std::max(seconds, 0.8 * decode_seconds_ + 0.2 * seconds);
+    } else if (decodes == 0) {
+      if (prompt_tokens >= kLeast) alone_.ran(prompt_tokens, seconds, 0);
     } else if (prompt_tokens >= kLeast) {
-      Size& size = sizes_[index(prompt_tokens)];
-      // The rest of a prompt, much shorter than the pieces before it, is dearer than they foretell.
-      if (decodes > 0 && size.token_seconds > 0 && 4 * prompt_tokens >= 3 * size.last) {
-        const double foretold = decode_seconds_ + size.token_seconds * double(prompt_tokens);
-        overrun_ = std::max(std::clamp(seconds / foretold, 1.0, kMostOverrun), 1 + kOverrunStays * (overrun_ - 1));
-      }
-      // The answers' part was at most the whole step: while prompts keep coming, nothing else tells.
-      if (decodes > 0) decode_seconds_ = std::min(decode_seconds_, seconds);
-      const double rest = decodes > 0 ? seconds - decode_seconds_ : seconds;
-      if (rest > 0) learn_token(prompt_tokens, rest / double(prompt_tokens));
+      const double foretold = beside_.foretell(prompt_tokens, decode_seconds_);
+      if (foretold > 0)
+        overrun_ = std::clamp(std::max(seconds / foretold, kRoom + kOverrunStays * (overrun_ - kRoom)), kRoom, kMostOverrun);
+      beside_.ran(prompt_tokens, seconds, decode_seconds_);
     }
   }
 
  private:
-  static constexpr int64_t kFirst = 32;  // small enough for any model, large enough to learn from
+  static constexpr int64_t kLeast = 8;  // prompts go on even if the answers alone take longer than the limit
+  static constexpr int64_t kReads = 32;
   static constexpr int64_t kLeastAlone = 512;
-  static constexpr int64_t kLeast = 8;   // prompts go on even if the answers alone take longer than the limit
-  // Slower is believed at once, since prompt tokens get dearer the further behind they stand; quicker little by little.
-  static void learn(double* value, double seen) {
-    *value = std::max(seen, *value > 0 ? 0.8 * *value + 0.2 * seen : 0.0);
-  }
-
-  static constexpr double kMostOverrun = 2, kOverrunStays = 0.999;
-
-  struct Size {                // pieces of [2^i, 2^(i+1)) tokens
-    double token_seconds = 0;  // what a token of one adds; 0: none ran. The larger i, the less or equal
-    int64_t last = 0;          // tokens of the last one
-  };
-  static size_t index(int64_t tokens) { return std::min<size_t>(size_t(std::bit_width(uint64_t(tokens))) - 1, 31); }
-
-  void learn_token(int64_t tokens, double seen) {
-    const size_t at = index(tokens);
-    learn(&sizes_[at].token_seconds, seen);
-    sizes_[at].last = tokens;
-    const double now = sizes_[at].token_seconds;
-    for (size_t i = 0; i < sizes_.size(); ++i) {
-      double& other = sizes_[i].token_seconds;
-      if (other > 0) other = i < at ? std::max(other, now) : std::min(other, now);
-    }
-  }
-
-  // The longest piece that takes at most `room` seconds. first: tried while nothing as short as what fits has run.
-  int64_t fit(double room, int64_t first, int64_t least, int64_t most) const {
-    size_t shortest = 0;
-    while (shortest < sizes_.size() && sizes_[shortest].token_seconds <= 0) ++shortest;
-    if (shortest == sizes_.size()) return std::min(most, first);
-    int64_t best = 0;
-    double token = 0;
-    for (size_t i = shortest; i < sizes_.size(); ++i) {
-      if (sizes_[i].token_seconds > 0) token = sizes_[i].token_seconds;  // longer ones that never ran take no more
-      const double tokens = std::min(room / token, double((int64_t(2) << i) - 1));
-      if (tokens >= double(int64_t(1) << i)) best = int64_t(tokens);
-    }
-    if (best == 0) best = shortest > index(first) ? first : int64_t(std::max(room, 0.0) / sizes_[shortest].token_seconds);
-    return std::min(most, std::max(best, least));
-  }
+  static constexpr double kRoom = 1.25, kMostOverrun = 2, kOverrunStays = 0.997;
 
   double step_seconds_, alone_seconds_;
-  double overrun_ = 1;  // the largest of late that a step took of what was foretold
+  int64_t least_ = kLeast;
+  bool grows_ = false;
+  double overrun_ = kRoom;  // the largest of late that a step took of what was foretold, and at least the room that is kept
   double decode_seconds_ = 0;
-  std::array<Size, 32> sizes_;
+  PieceTimes beside_, alone_;
 };
 
 }  // namespace mi::runtime

@@ -32,6 +32,7 @@ struct Stats {
   bool draining = false;
   double seconds_per_start = 0;       // between two starts of sequences while others wait, lately; 0: not known
   double expected_wait = 0;           // seconds until the first step of a request that comes now; 0 also if not known
+  double step_limit = 0;              // seconds that a step with running decodes should take at most; 0: no limit
   double seconds_since_progress = 0;  // since a step ended or the loop was last idle: large = stuck
   // Counters since the start.
   uint64_t steps = 0;

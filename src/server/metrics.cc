@@ -156,6 +156,7 @@ std::string metrics_text(ServerContext& c) {
   f.gauge("metainfer:kv_pages_total", "KV pages of 64 tokens.", double(s.kv_pages_total));
   f.gauge("metainfer:expected_queue_seconds", "Seconds that a request which comes now would wait for its first step.",
           s.expected_wait);
+  f.gauge("metainfer:step_limit_seconds", "Longest that a step with running answers should take; 0: no limit.", s.step_limit);
   f.gauge("metainfer:seconds_since_progress", "Seconds since a step ended or the loop was idle.",
           s.seconds_since_progress);
   f.counter("vllm:prompt_tokens_total", "Prompt tokens of started sequences.", double(s.prompt_tokens));

@@ -26,8 +26,11 @@ namespace mi::server {
 namespace {
 
 constexpr const char* kJson = "application/json";
-// A body of 20 MB can be 1 GB of small JSON values, which the C library would keep after they are freed.
-constexpr size_t kLargeBody = size_t(1) << 20;
+// Larger bodies have a thread of their own, one after the other: a schema, or thousands of messages, may keep it for
+// seconds, and what they become in memory is there once.
+constexpr size_t kSmallBody = size_t(64) << 10;
+// What becomes of larger ones the C library would keep after it is freed.
+constexpr size_t kTrimBody = size_t(1) << 20;
 constexpr const char* kModels = "/v1/models";
 
 // What each POST route does, on a worker.
@@ -164,6 +167,7 @@ class Api : public ApiServer {
     http_->stop_accepting();
     context_.loop->drain(std::chrono::milliseconds(int64_t(drain_seconds * 1000)));
     http_->shut_down(drain_seconds > 0 ? 5 : 0);
+    large_.join();
     workers_.join();
   }
 
@@ -282,16 +286,17 @@ class Api : public ApiServer {
                    error_json(plain_error(404, fmt::format("the model '{}' does not exist here", shortened(name)),
                                           "model_not_found")));
     } else {
-      boost::asio::post(workers_, [this, e, start = starts().at(path)] {
-        const bool large = e->request().body.size() > kLargeBody;
+      const size_t size = e->request().body.size();
+      boost::asio::post(size > kSmallBody ? large_ : workers_, [this, e, size, start = starts().at(path)] {
         start(context_, e);
-        if (large) malloc_trim(0);
+        if (size > kTrimBody) malloc_trim(0);
       });
     }
   }
 
   ServeOptions options_;
   boost::asio::thread_pool workers_;
+  boost::asio::thread_pool large_{1};
   ServerContext context_;
   std::string openapi_;
   std::shared_ptr<const KeyRing> keys_;  // null: no key needed; read and replaced atomically

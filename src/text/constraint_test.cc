@@ -225,7 +225,7 @@ TEST_F(ConstraintTest, BadGrammarsAreErrors) {
   EXPECT_THAT(factory_->json_schema(R"({"$ref": "http://elsewhere/schema.json"})").error().message(),
               HasSubstr("JSON schema can't be used"));
   EXPECT_THAT(factory_->regex("(").error().message(), HasSubstr("regex can't be used"));
-  EXPECT_THAT(factory_->lark("start: nothing").error().message(), HasSubstr("lark can't be used"));
+  EXPECT_THAT(factory_->lark("start: nothing").error().message(), HasSubstr("grammar can't be used"));
   EXPECT_FALSE(factory_->lark("").ok());
   EXPECT_FALSE(factory_->regex("a\xff").ok());
   EXPECT_EQ(factory_->regex("(").error().code(), ErrorCode::kUsage);
@@ -274,6 +274,52 @@ TEST_F(ConstraintTest, MultiplesThatTakeForEverAreRefused) {
   EXPECT_TRUE(factory_->json_schema(R"({"type": "object", "properties": {"multipleOf": {"type": "string"}}})").ok());
 }
 
+TEST_F(ConstraintTest, SchemasWhoseTimeGrowsFasterThanTheyAreRefused) {
+  const auto optional = [&](int n) {
+    std::string members;
+    for (int i = 0; i < n; ++i) members += fmt::format(R"({}"a{}": {{"type": "string"}})", i ? "," : "", i);
+    return factory_->json_schema(R"({"type": "object", "additionalProperties": false, "properties": {)" + members + "}}");
+  };
+  EXPECT_TRUE(optional(500).ok());
+  EXPECT_THAT(optional(501).error().message(), HasSubstr("501 properties that are not required; up to 500"));
+  EXPECT_THAT(optional(10000).error().message(), HasSubstr("up to 500"));
+  std::string patterns;
+  for (int i = 0; i < 64; ++i) patterns += fmt::format(R"({}"^a{}$": {{}})", i ? "," : "", i);
+  EXPECT_TRUE(factory_->json_schema(R"({"patternProperties": {)" + patterns + "}}").ok());
+  EXPECT_THAT(factory_->json_schema(R"({"patternProperties": {)" + patterns + R"(, "^b": {}}})").error().message(), HasSubstr("more than 64 patternProperties"));
+  EXPECT_THAT(factory_->json_schema(R"({"allOf": [{"patternProperties": {)" + patterns + R"(}}, {"patternProperties": {"^b": {}}}]})").error().message(),
+              HasSubstr("more than 64 patternProperties"));
+  EXPECT_THAT(factory_->json_schema(R"({"enum": [")" + std::string(600 << 10, 'x') + R"("]})").error().message(), HasSubstr("bytes; up to 524288 are accepted"));
+}
+
+// The library speaks of its options, states and limits.
+TEST_F(ConstraintTest, ErrorsAreInWordsOfTheGrammar) {
+  const auto error = [&](const std::string& schema) { return factory_->json_schema(schema).error().message(); };
+  EXPECT_EQ(error(R"({"type": "object", "properties": {"a": {"items": {"not": {"type": "string"}}}}})"),
+            "the JSON schema can't be used: not cannot be followed (at properties.a.items)");
+  EXPECT_EQ(error(R"({"type": "array", "items": {"oneOf": [{"type": "string"}, {"type": "string", "maxLength": 3}]}})"),
+            "the JSON schema can't be used: oneOf can be followed only where no value can be two of its choices (at items); anyOf always can");
+  EXPECT_EQ(error(R"({"anyOf": [{"type": "null"}, {"type": "strange"}]})"), "the JSON schema can't be used: there is no type 'strange' (at anyOf[1])");
+  EXPECT_EQ(error(R"({"properties": {"n": {"type": "number", "minimum": -1e308, "maximum": 1e308}}})"),
+            "the JSON schema can't be used: the bounds of a number, minimum to maximum, are too far apart or leave nothing between them (at properties.n)");
+  EXPECT_EQ(error(R"({"properties": {"a": {"$ref": "#/$defs/none"}}})"), "the JSON schema can't be used: $ref '#/$defs/none' leads nowhere (at properties.a)");
+  EXPECT_EQ(error(R"({"type": "string", "minLength": 3, "maxLength": 2})"), "the JSON schema can't be used: no value can satisfy it: minLength (3) is greater than maxLength (2)");
+  EXPECT_THAT(error(R"({"patternProperties": {"^a": {}, "b$": {}}})"), HasSubstr("of patternProperties only one may hold for a name, and /^a/ and /b$/ have names in common"));
+  EXPECT_THAT(error(R"({"type": "string", "pattern": "(a"})"), HasSubstr("a pattern cannot be read: unclosed group"));
+  EXPECT_LT(error(R"({"type": ")" + std::string(100000, 'x') + R"("})").size(), 500u);
+  // A vocabulary of some letters: a word that it cannot spell.
+  const int64_t end[] = {5};
+  const auto few = *ConstraintFactory::make(tokenizer_, end, 100);
+  auto c = few->regex("\u00e9+");
+  std::string why = c.ok() ? "" : c.error().message();
+  if (c.ok()) {
+    std::vector<uint32_t> mask(4);
+    EXPECT_FALSE((*c)->fill_mask(mask));
+    why = (*c)->failure().error().message();
+  }
+  EXPECT_EQ(why, "the grammar can't be followed further: no token of this model can follow");
+}
+
 TEST_F(ConstraintTest, LimitsThatShowWhileDecodingAreFailures) {
   // So many ways to go on after the first letter that a row of the parser overflows.
   std::string ways, rules;
@@ -291,7 +337,7 @@ TEST_F(ConstraintTest, LimitsThatShowWhileDecodingAreFailures) {
     s = c->failure();
   }
   ASSERT_FALSE(s.ok());
-  EXPECT_THAT(s.error().message(), HasSubstr("grammar"));
+  EXPECT_THAT(s.error().message(), HasSubstr("ways to go on are open at one place of the text; 2000 are the most"));
   EXPECT_FALSE(c->clone()->failure().ok());
   // A text that is complete has not failed.
   c = take(factory_->regex("ab"));

@@ -22,7 +22,7 @@ std::string trimmed(const std::string& s) {
   return a == std::string::npos ? "" : s.substr(a, s.find_last_not_of(" \t\r\n") - a + 1);
 }
 
-Result<std::vector<Item>> load_items(const Session& s, const EvalOptions& o) {
+Result<std::vector<Item>> load_items(const text::ModelText& t, const EvalOptions& o) {
   MI_TRY(const std::string content, read_file(o.data));
   std::vector<Item> items;
   std::map<std::string, int64_t> seen;
@@ -45,8 +45,8 @@ Result<std::vector<Item>> load_items(const Session& s, const EvalOptions& o) {
     if (o.limit > 0 && ++seen[item.group] > o.limit) continue;
     const std::string tools = j.contains("tools") ? dump_json(j["tools"]) : "";
     MI_TRY(const text::Rendered rendered,
-           in_file(s.text.chat->render(dump_json(j["messages"]), tools, "", true), what));
-    MI_TRY(item.prompt, in_file(s.text.tokenizer->encode_mixed(rendered.text, rendered.user), what));
+           in_file(t.chat->render(dump_json(j["messages"]), tools, "", true), what));
+    MI_TRY(item.prompt, in_file(t.tokenizer->encode_mixed(rendered.text, rendered.user), what));
     items.push_back(std::move(item));
   }
   if (items.empty()) return bad_input("{}: no items in it", o.data.string());
@@ -101,10 +101,15 @@ Status score_text(const Session& s, runtime::EngineLoop& loop, const Path& file,
 }
 
 // Compares our greedy answers with recorded ones; where they part, both candidates are scored on the common prefix.
-Status compare_greedy(runtime::EngineLoop& loop, const Path& file, int64_t max_tokens, EvalResult* out) {
-  MI_TRY(const Json reference, read_json(file));
+Result<Json> read_reference(const Path& file) {
+  MI_TRY(Json reference, read_json(file));
   if (!reference.is_object() || !reference.contains("greedy") || !reference["greedy"].is_array())
     return bad_input("{}: expected an object with a list 'greedy' of {{prompt_ids, output_ids}}", file.string());
+  return reference;
+}
+
+Status compare_greedy(runtime::EngineLoop& loop, const Path& file, int64_t max_tokens, EvalResult* out) {
+  MI_TRY(const Json reference, read_reference(file));
   std::vector<runtime::Request> requests;
   std::vector<std::vector<int32_t>> expected, prompts;
   for (const Json& entry : reference["greedy"]) {
@@ -162,11 +167,19 @@ bool answer_is_right(const std::string& check, const Json& answer, const std::st
   return nlohmann::json::parse(dump_json(*parsed)) == nlohmann::json::parse(dump_json(expected));
 }
 
-Result<EvalResult> run_eval(const Session& s, const EvalOptions& o) {
-  if (!s.text.tokenizer)
+Status check_eval(const text::ModelText& t, const EvalOptions& o) {
+  if (!t.tokenizer)
     return bad_input("this engine has no tokenizer: export the model with its tokenizer.json to evaluate it");
-  if (!s.text.chat) return bad_input("this engine has no chat template, which the items' messages need");
-  MI_TRY(const std::vector<Item> items, load_items(s, o));
+  if (!t.chat) return bad_input("this engine has no chat template, which the items' messages need");
+  MI_TRY_VOID(load_items(t, o));
+  if (o.score_text && !o.text.empty()) MI_TRY_VOID(read_file(o.text));
+  if (!o.reference.empty()) MI_TRY_VOID(read_reference(o.reference));
+  return {};
+}
+
+Result<EvalResult> run_eval(const Session& s, const EvalOptions& o) {
+  MI_TRY_VOID(check_eval(s.text, o));
+  MI_TRY(const std::vector<Item> items, load_items(s.text, o));
   EvalResult result;
   const auto start = std::chrono::steady_clock::now();
   const std::unique_ptr<runtime::EngineLoop> loop = s.make_loop();

@@ -52,6 +52,8 @@ struct EvalResult {
   int64_t generated_tokens = 0;
 };
 
+// Whether the files can be used with this tokenizer and template: before an engine is loaded.
+Status check_eval(const text::ModelText& t, const EvalOptions& o);
 Result<EvalResult> run_eval(const Session& session, const EvalOptions& o);
 Json eval_json(const EvalResult& r);
 // One column per result: "float" and "int8" side by side.

@@ -79,6 +79,7 @@ Result<Session> open_session(const SessionOptions& o) {
     s.numa += fmt::format("{}nothing for --expert-profile to decide", s.numa.empty() ? "" : ": ");
   s.pool = std::make_unique<hw::ThreadPool>(threads, std::move(numa.worker_cpus));
   MI_TRY(s.text, text::load_model_text(o.engine / "tokenizer"));
+  if (o.check) MI_TRY_VOID(o.check(s.text));
 
   exec::LoadOptions l;
   l.max_tokens_per_step = o.max_tokens_per_step;

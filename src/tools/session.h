@@ -33,6 +33,8 @@ struct SessionOptions {
   bool memory_pool = true;       // exec::LoadOptions::memory_pool
   bool numa = true;              // plan threads and weights over memory nodes, where there are several
   bool quiet = false;            // no loading progress
+  // What else has to be right before the engine is loaded, which may take minutes; it may need the tokenizer. Empty: nothing.
+  std::function<Status(const text::ModelText&)> check;
 };
 
 struct Session {

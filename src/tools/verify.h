@@ -57,6 +57,10 @@ struct VerifyReport {
 
 Result<VerifyReport> verify_reference(const Session& s, const Path& reference, VerifyLimits limits);
 
+// Whether there is something to compare with: before an engine is loaded.
+Status check_reference(const Path& reference);
+Status check_mir(const Path& mir);
+
 // engine: where s was opened from. Texts are the tokenizer's ids of the built-in one, or seeded random ids.
 Result<VerifyReport> verify_mir(const Session& s, const Path& engine, const Path& mir, VerifyLimits limits);
 

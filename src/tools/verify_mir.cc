@@ -87,6 +87,11 @@ Status judge_tensor(const ir::MirDir& mir, const model::Origins& origins, const 
 
 }  // namespace
 
+Status check_mir(const Path& mir) {
+  MI_TRY_VOID(ir::MirDir::open(mir));
+  return {};
+}
+
 Result<VerifyReport> verify_mir(const Session& s, const Path& engine, const Path& mir, VerifyLimits limits) {
   MI_TRY(const quant::TemporaryEngine files, quant::build_temporary_engine(mir, temporary_place(), 0, "fp32"));
   exec::LoadOptions l = s.engine->options();

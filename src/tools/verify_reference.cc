@@ -196,13 +196,20 @@ Status judge_greedy(const Session& s, const Safetensors& f, const Sequence& seq,
 
 }  // namespace
 
+Status check_reference(const Path& reference) {
+  MI_TRY(const Safetensors f, Safetensors::open(reference));
+  VerifyLimits limits;
+  MI_TRY_VOID(read_tolerance(reference, &limits));
+  if (sequences_of(f).empty())
+    return bad_input("{}: holds neither seq0.input_ids nor input_ids.0, so there is nothing to run", reference.string());
+  return {};
+}
+
 Result<VerifyReport> verify_reference(const Session& s, const Path& reference, VerifyLimits limits) {
+  MI_TRY_VOID(check_reference(reference));
   MI_TRY(const Safetensors f, Safetensors::open(reference));
   MI_TRY_VOID(read_tolerance(reference, &limits));
   const std::vector<Sequence> sequences = sequences_of(f);
-  if (sequences.empty())
-    return bad_input("{}: holds neither seq0.input_ids nor input_ids.0, so there is nothing to run",
-                     reference.string());
   const artifact::ModelFacts& m = s.engine->manifest().model;
   Judge judge(judged_precision(s.engine->manifest()), s.engine->options().kv_type, limits);
   for (const Sequence& seq : sequences) {

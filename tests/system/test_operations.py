@@ -158,11 +158,46 @@ def test_invalid_utf8_outside_the_body(plain, stream):
         answer.decode()
 
 
+@pytest.mark.parametrize("head", ["Host: a\r\nHost: b\r\n", "", "Host: a\r\nX: y\r\n z\r\n", "Host: a b\r\n", "Host: a\r\nTransfer-Encoding: gzip, chunked\r\n",
+                                  "Host: a\r\nTransfer-Encoding: chunked\r\nTransfer-Encoding: chunked\r\n", "Host: a\r\nContent-Length: 2\r\nTransfer-Encoding: chunked\r\n"])
+def test_heads_that_two_programs_may_read_differently(head, plain, stream):
+    """Refused from the head alone, and closed: what comes behind is nobody's next request."""
+    answer = raw(plain, f"POST /v1/completions HTTP/1.1\r\n{head}\r\n".encode() + b"GET /version HTTP/1.1\r\nHost: x\r\n\r\n")
+    assert answer.startswith(b"HTTP/1.1 400 ") and answer.count(b"X-Request-Id") == 1, answer
+    assert json.loads(answer.split(b"\r\n\r\n")[1])["error"]["message"]
+
+
 def test_header_floods(plain, stream):
     assert raw(plain, b"GET /health HTTP/1.1\r\n" + b"A: b\r\n" * 1000 + b"\r\n").startswith(b"HTTP/1.1 431 ")
     assert raw(plain, b"GET /health HTTP/1.1\r\nA: " + b"b" * (1 << 20)).startswith(b"HTTP/1.1 431 ")
     assert raw(plain, [b"GET /health HTTP/1.1\r\n"] + [b"A%d: bbbbbbbbbbbbbbbbb\r\n" % i for i in range(20000)]).startswith(b"HTTP/1.1 431 ")
     assert raw(plain, b"GET /" + b"a" * (1 << 20)).startswith(b"HTTP/1.1 431 ")
+
+
+def test_nobody_waits_for_a_schema_that_takes_long(plain, stream):
+    slow = {"anyOf": [{"type": "integer", "minimum": i * 7, "maximum": i * 11 + 123456} for i in range(7000)]}
+    body = question(max_tokens=1, response_format={"type": "json_schema", "json_schema": {"name": "s", "schema": slow}})
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        asked = [pool.submit(request, plain, "/v1/chat/completions", body) for _ in range(4)]
+        until(lambda: metrics(plain)["metainfer:http_open_answers"] >= 5)  # the stream's and this question's, too
+        for _ in range(3):
+            assert request(plain, "/tokenize", {"prompt": "a"})[0] == 200
+        assert not any(a.done() for a in asked), "the test needs a schema that takes longer"
+        assert all(a.result()[0] in (200, 400) for a in asked)
+
+
+@pytest.mark.parametrize("schema,says", [
+    ({"enum": ["x" * (600 << 10)]}, "bytes; up to 524288 are accepted"),
+    ({"type": "object", "properties": {f"a{i}": {} for i in range(10000)}}, "up to 500 may be"),
+    ({"type": "object", "patternProperties": {f"^a{i}$": {} for i in range(2000)}}, "more than 64 patternProperties"),
+    ({"type": "object", "properties": {"a": {"not": {}}}}, "not cannot be followed (at properties.a)"),
+])
+def test_schemas_that_cannot_be_followed_are_refused_with_the_reason(schema, says, plain, stream):
+    for path, field, body in (("/v1/chat/completions", "response_format", question(response_format={"type": "json_schema", "json_schema": {"name": "s", "schema": schema}})),
+                              ("/v1/responses", "text", {"model": "m", "input": "a", "text": {"format": {"type": "json_schema", "name": "s", "schema": schema}}})):
+        status, _, answer = request(plain, path, body)
+        error = json.loads(answer)["error"]
+        assert status == 400 and error["param"] == field and error["message"].startswith(field + ": ") and says in error["message"], answer
 
 
 def test_thousands_of_idle_connections_shut_nobody_out(mini_int8):

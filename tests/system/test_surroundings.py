@@ -144,6 +144,23 @@ def test_generate_refuses_before_loading(args, damaged):
     refused(done, 4 if args[0] == "--messages" else 2, args[-2].strip("-").replace("-", "_") if args[0] == "--prompt" else args[1])
 
 
+@pytest.mark.parametrize("args,says", [
+    (["eval", "--data", "none"], "none"), (["eval", "--data", "EMPTY"], "no items"), (["eval", "--data", "EVAL", "--text", "none"], "none"),
+    (["eval", "--data", "EVAL", "--reference", "none"], "none"), (["eval", "--data", "EVAL", "--reference", "OBJECT"], "'greedy'"),
+    (["eval", "--data", "EVAL", "--engine", "no-engine"], "no-engine"),
+    (["verify", "--reference", "none"], "none"), (["verify", "--reference", "EMPTY"], "EMPTY"), (["verify", "--model", "none"], "none"),
+    (["serve", "--port", "0", "--kv-disk", "OTHERS"], "holds other files"), (["serve", "--port", "0", "--kv-disk", "/nonexistent/a/b"], "can't be made")], ids=lambda v: " ".join(v) if isinstance(v, list) else None)
+def test_files_are_looked_at_before_loading(args, says, damaged, tmp_path):
+    (tmp_path / "EMPTY").write_text("")
+    (tmp_path / "OBJECT").write_text("{}")
+    (tmp_path / "OTHERS").mkdir()
+    (tmp_path / "OTHERS" / "letter.txt").write_text("x")
+    args = [str(EVAL / "eval.jsonl") if a == "EVAL" else str(tmp_path / a) if a.isupper() else a for a in args]
+    done = run(args[0], "--engine", damaged, *args[1:], ok=None)
+    refused(done, 3 if "/nonexistent/a/b" in args else 4, says)
+    assert "weights.bin" not in done.stderr and "load" not in done.stderr
+
+
 def test_a_subcommand_of_a_command_is_suggested():
     assert "did you mean history?" in run("bench", "histroy", "x", ok=2).stderr
 

@@ -17,6 +17,8 @@ uint64_t draw_epoch() {
 }
 }  // namespace
 
+Status Store::check(const Path& dir) { return StoreFile::check(dir); }
+
 Result<std::unique_ptr<Store>> Store::open(const StoreOptions& o) {
   std::vector<std::pair<int64_t, Record>> found;
   std::string note;

@@ -54,6 +54,8 @@ struct StoreStats {
 class Store {
  public:
   static Result<std::unique_ptr<Store>> open(const StoreOptions& o);
+  // Whether it would find a folder that it may use, before anything else is known.
+  static Status check(const Path& dir);
   ~Store();  // what write() took is written first
   Store(const Store&) = delete;
 

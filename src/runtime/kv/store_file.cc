@@ -143,6 +143,28 @@ StoreFile::~StoreFile() {
     if (fd >= 0) ::close(fd);
 }
 
+namespace {
+// The lock of the folder, which is made where there is none.
+Result<int> take_folder(const Path& dir) {
+  if (::mkdir(dir.c_str(), 0700) != 0 && errno != EEXIST)
+    return fail(ErrorCode::kEnvironment, "{}: the folder can't be made: {}", dir.string(), std::strerror(errno));
+  MI_TRY_VOID(check_alone(dir));
+  MI_TRY(const int lock, open_file(dir / "lock"));
+  if (::flock(lock, LOCK_EX | LOCK_NB) == 0) return lock;
+  const int error = errno;
+  ::close(lock);
+  if (error == EWOULDBLOCK)
+    return fail(ErrorCode::kEnvironment, "{} is in use by another process: give each server a folder of its own", dir.string());
+  return fail(ErrorCode::kEnvironment, "{} can't be locked: {}", (dir / "lock").string(), std::strerror(error));
+}
+}  // namespace
+
+Status StoreFile::check(const Path& dir) {
+  MI_TRY(const int lock, take_folder(dir));
+  ::close(lock);
+  return {};
+}
+
 Result<StoreFile> StoreFile::open(const StoreFileOptions& o, std::vector<std::pair<int64_t, Record>>* found,
                                   std::string* note) {
   MI_CHECK(o.page_bytes > 0 && o.identity.size() == 32);
@@ -157,16 +179,7 @@ Result<StoreFile> StoreFile::open(const StoreFileOptions& o, std::vector<std::pa
   if (f.slots_ < 1)
     return fail(ErrorCode::kUsage, "{}: {} of disk are too little for one page of keys and values, which takes {}",
                 o.dir.string(), human_bytes(double(o.bytes)), human_bytes(double(f.slot_bytes_)));
-  if (::mkdir(o.dir.c_str(), 0700) != 0 && errno != EEXIST)
-    return fail(ErrorCode::kEnvironment, "{}: the folder can't be made: {}", o.dir.string(), std::strerror(errno));
-  MI_TRY_VOID(check_alone(o.dir));
-  MI_TRY(f.lock_, open_file(o.dir / "lock"));
-  if (::flock(f.lock_, LOCK_EX | LOCK_NB) != 0) {
-    if (errno == EWOULDBLOCK)
-      return fail(ErrorCode::kEnvironment, "{} is in use by another process: give each server a folder of its own",
-                  o.dir.string());
-    return fail(ErrorCode::kEnvironment, "{} can't be locked: {}", (o.dir / "lock").string(), std::strerror(errno));
-  }
+  MI_TRY(f.lock_, take_folder(o.dir));
   MI_TRY(f.index_, open_file(o.dir / "index"));
   MI_TRY(f.pages_, open_file(o.dir / "pages"));
   MI_TRY_VOID(f.start(o, found, note));

@@ -59,6 +59,8 @@ class StoreFile {
  public:
   // found: what is there, by slot, with its entry's checksum verified. note: a sentence, if what was there is not used.
   // Errors: the folder can't be made or used, another process uses it, or its files are not a store's.
+  // Whether open() would find a folder that it may use.
+  static Status check(const Path& dir);
   static Result<StoreFile> open(const StoreFileOptions& o, std::vector<std::pair<int64_t, Record>>* found,
                                 std::string* note);
   StoreFile(StoreFile&& o) noexcept;

@@ -12,6 +12,7 @@
 #include <boost/beast/http.hpp>
 
 #include "base/check.h"
+#include "server/head/head_reader.h"
 #include "server/http/trace.h"
 
 namespace mi::server {
@@ -21,7 +22,6 @@ namespace http = beast::http;
 using boost::system::error_code;
 using std::chrono::milliseconds;
 using std::chrono::seconds;
-using Parser = http::request_parser<http::string_body>;
 
 constexpr size_t kLinger =
     size_t(4) << 20;  // bytes of a refused body that are read and thrown away, so that the answer arrives
@@ -29,6 +29,7 @@ constexpr size_t kLinger =
 // Beside a whole header. What has to be parsed in one piece (the line of a chunk, the trailer) is bounded by the
 // buffer: the limits of the parser count only headers and bodies.
 constexpr size_t kReadAhead = size_t(64) << 10;
+constexpr size_t kRead = size_t(16) << 10;  // at a time
 
 constexpr auto kWatchInterval = milliseconds(100);
 constexpr auto kFarewell = seconds(2);  // for the last bytes of a connection
@@ -236,9 +237,7 @@ HttpRequest Connection::from_header(const void* header) const {
 
 asio::awaitable<bool> Connection::serve_one() {
   error_code ec;
-  Parser parser;
-  parser.header_limit(uint32_t(limits_.header_bytes));
-  parser.body_limit(UINT64_MAX);  // checked here, with an answer (Beast 1.74 takes "none" for zero)
+  HeadReader head({limits_.header_bytes, limits_.header_fields});
   if (closing_) co_return false;
   hold_body(0);
   between_ = true;
@@ -246,7 +245,7 @@ asio::awaitable<bool> Connection::serve_one() {
   // Between requests a connection may be idle; once a byte is here, the request must come in time.
   if (buffer_.size() == 0) {
     limit(seconds(limits_.idle_seconds));
-    const size_t n = co_await over([&](auto& s) { return s.async_read_some(buffer_.prepare(16 << 10), into(ec)); });
+    const size_t n = co_await over([&](auto& s) { return s.async_read_some(buffer_.prepare(kRead), into(ec)); });
     no_limit();
     if (ec) co_return false;
     buffer_.commit(n);
@@ -256,23 +255,20 @@ asio::awaitable<bool> Connection::serve_one() {
   if (closing_) co_return false;
   limit(seconds(limits_.read_seconds));
   const std::string too_late = fmt::format("the request did not arrive whole within {} s", limits_.read_seconds);
-  received_bytes_ = co_await over([&](auto& s) { return http::async_read_header(s, buffer_, parser, into(ec)); });
-  if (late_) co_return co_await refuse(408, too_late);
-  if (ec == http::error::header_limit || ec == http::error::buffer_overflow)
-    co_return co_await refuse(431, fmt::format("the request's headers are larger than {} bytes", limits_.header_bytes));
-  if (ec && ec.category() == make_error_code(http::error::bad_method).category() && ec != http::error::end_of_stream &&
-      ec != http::error::partial_message)
-    co_return co_await refuse(400, "the request is not valid HTTP");
-  if (ec) co_return false;  // the client left
+  for (received_bytes_ = 0; !head.done() && !head.refusal();) {
+    const size_t used = head.push({static_cast<const char*>(buffer_.data().data()), buffer_.size()});
+    buffer_.consume(used);
+    received_bytes_ += used;
+    if (head.done() || head.refusal()) break;
+    const size_t n = co_await over(
+        [&](auto& s) { return s.async_read_some(buffer_.prepare(beast::read_size(buffer_, kRead)), into(ec)); });
+    if (late_) co_return co_await refuse(408, too_late);
+    if (ec) co_return false;  // the client left
+    buffer_.commit(n);
+  }
+  if (head.refusal()) co_return co_await refuse(head.refusal()->status, head.refusal()->message);
+  HeadReader::Parser& parser = head.parser();
   const auto& header = parser.get();
-  if (size_t(std::distance(header.begin(), header.end())) > limits_.header_fields)
-    co_return co_await refuse(431, fmt::format("the request has more than {} headers", limits_.header_fields));
-  // Two ways to tell where a request ends are two places where it may end (RFC 9112, 6.1).
-  if (header.count(http::field::transfer_encoding) > 0 && header.count(http::field::content_length) > 0)
-    co_return co_await refuse(400, "the request has both a Content-Length and a Transfer-Encoding");
-  // Where such a body ends cannot be known (RFC 9112, 6.3).
-  if (header.count(http::field::transfer_encoding) > 0 && (!parser.chunked() || header.version() < 11))
-    co_return co_await refuse(400, "the only Transfer-Encoding that is understood is chunked, in HTTP/1.1");
 
   ++requests_;
   take_place();

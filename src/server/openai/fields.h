@@ -20,7 +20,10 @@ class Fields {
   Fields(const Json& object, const FieldTable& table) : object_(object), table_(table), read_(table.size()) {
     for (const FieldSpec& f : table) {
       const Json* j = value(f.name);
-      if (!j && f.use == FieldUse::kRequired) fault(bad_field(f.name, fmt::format("{} is missing", f.name)));
+      if (!j && f.use == FieldUse::kRequired && !error_) {
+        fault(bad_field(f.name, fmt::format("{} is missing", f.name)));
+        missing_ = true;
+      }
       if (j && f.use == FieldUse::kRefused)
         fault(bad_field(f.name, fmt::format("{} is not supported: {}", f.name, f.about)));
     }
@@ -96,7 +99,7 @@ class Fields {
       MI_CHECK(error_ || read_[i] || (table_[i].use != FieldUse::kUsed && table_[i].use != FieldUse::kRequired),
                "field {} is in its table, but nothing reads it", table_[i].name);
     for (const auto& [key, value] : object_.items()) {
-      if (error_) break;
+      if (error_ && !missing_) break;
       bool found = false;
       std::vector<std::string> known;
       for (const FieldSpec& f : table_) {
@@ -105,8 +108,12 @@ class Fields {
       }
       if (found) continue;
       const std::string near = nearest_name(key, known);
-      fault(bad_field(key, fmt::format("unknown field '{}'{}", shortened(key),
-                                       near.empty() ? "" : fmt::format(" (did you mean '{}'?)", near))));
+      std::string message = fmt::format("unknown field '{}'{}", shortened(key),
+                                        near.empty() ? "" : fmt::format(" (did you mean '{}'?)", near));
+      // What is missing may be there under a wrong name.
+      if (missing_) message += "; " + error_->message;
+      missing_ = false;
+      error_ = bad_field(key, std::move(message));
     }
     // What the parser did not look at within a field must be as documented, too.
     for (size_t i = 0; i < table_.size() && !error_; ++i)
@@ -141,6 +148,7 @@ class Fields {
   const FieldTable& table_;
   std::vector<bool> read_;
   std::optional<ApiError> error_;
+  bool missing_ = false;  // error_ says that a field is
 };
 
 struct Scheduling;

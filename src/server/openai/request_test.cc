@@ -52,6 +52,15 @@ TEST(ChatParse, RefusalsNameTheField) {
   EXPECT_EQ(chat_error(R"(, "top_p": 2)")->param, "top_p");
 }
 
+TEST(ChatParse, AMisspelledFieldIsNamedBesideTheOneThatIsMissing) {
+  ChatRequest r;
+  const auto e = parse_chat(parse_json(R"({"model": "m", "messagez": [{"role": "user", "content": "x"}]})", "b").value(), {}, &r);
+  ASSERT_TRUE(e);
+  EXPECT_EQ(e->message, "unknown field 'messagez' (did you mean 'messages'?); messages is missing");
+  EXPECT_EQ(*e->param, "messagez");
+  EXPECT_EQ(parse_chat(Json{{"model", "m"}}, {}, &r)->message, "messages is missing");
+}
+
 TEST(ChatParse, Messages) {
   const auto parse = [](const std::string& messages, ChatRequest* r) {
     return parse_chat(parse_json(R"({"model": "m", "messages": )" + messages + "}", "b").value(), {}, r);
