@@ -52,6 +52,8 @@ struct EvalResult {
   int64_t generated_tokens = 0;
 };
 
+// Refuses a file of items that run_eval() would refuse, without an engine. tokenizer: the folder of the MIR or engine.
+Status check_eval(const Path& tokenizer, const EvalOptions& o);
 Result<EvalResult> run_eval(const Session& session, const EvalOptions& o);
 Json eval_json(const EvalResult& r);
 // One column per result: "float" and "int8" side by side.
