@@ -10,6 +10,7 @@
 #include "base/counted.h"
 #include "base/file.h"
 #include "base/json.h"
+#include "base/place.h"
 #include "base/temp_dir.h"
 #include "base/utf8.h"
 #include "base/util.h"
@@ -45,6 +46,20 @@ TEST(ResultTest, CarriesValueOrErrorWithContext) {
 }
 
 TEST(CheckDeathTest, PrintsBothValues) { EXPECT_DEATH(MI_CHECK_EQ(1 + 1, 3), "2 vs 3"); }
+
+TEST_F(Files, AnOutputIsOutsideOfItsInput) {
+  fs::create_directories(dir_ / "model" / "weights");
+  fs::create_symlink(dir_ / "model", dir_ / "link");
+  for (const char* inside : {"model", "model/", "model/new", "link", "link/new", "model/../model/weights/new", "other/../model"})
+    EXPECT_THAT(check_outside(dir_ / "model", dir_ / inside).error().message(), HasSubstr("own folder")) << inside;
+  EXPECT_FALSE(check_outside(dir_ / "model/", dir_ / "model").ok());
+  EXPECT_FALSE(check_outside(dir_ / "link", dir_ / "model/x").ok());
+  EXPECT_THAT(check_outside(dir_ / "model/weights", dir_ / "model").error().message(), HasSubstr("inside the output"));
+  for (const char* outside : {"model2", "mode", "new", "model/../new"}) EXPECT_TRUE(check_outside(dir_ / "model", dir_ / outside).ok()) << outside;
+  EXPECT_TRUE(check_outside(dir_ / "model", "").ok());
+  EXPECT_EQ(beside("a/out/", ".piece"), Path("a/out.piece"));
+  EXPECT_EQ(beside("a/out", ".piece"), Path("a/out.piece"));
+}
 
 TEST_F(Files, ReadRefusesWhatIsNoRegularFile) {
   EXPECT_THAT(read_file(dir_).error().message(), HasSubstr("not a regular file"));

@@ -11,6 +11,7 @@
 #include <cstring>
 #include <utility>
 
+#include "base/place.h"
 #include "base/util.h"
 
 namespace mi {
@@ -19,12 +20,9 @@ namespace {
 constexpr size_t kWriteBuffer = size_t(1) << 20;
 
 Error io_error(const Path& p, const char* doing, int err) {
-  if (err == ENOSPC || err == EDQUOT) {
-    const auto free = free_bytes(p);
-    return fail(ErrorCode::kEnvironment, "{}: the disk is full{}; free some space or write elsewhere", p.string(),
-                free.ok() ? fmt::format(" ({} free)", human_bytes(double(*free))) : "");
-  }
-  const bool environment = err == ENOMEM || err == EMFILE || err == ENFILE || err == EIO || err == EROFS || err == EFBIG;
+  if (err == ENOSPC || err == EDQUOT) return disk_full(p);
+  if (err == EFBIG) return too_large(p);
+  const bool environment = err == ENOMEM || err == EMFILE || err == ENFILE || err == EIO || err == EROFS;
   return fail(environment ? ErrorCode::kEnvironment : ErrorCode::kBadInput, "{}: cannot {}: {}", p.string(), doing, std::strerror(err));
 }
 

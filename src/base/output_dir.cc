@@ -15,6 +15,7 @@
 #include <utility>
 
 #include "base/file.h"
+#include "base/place.h"
 #include "base/util.h"
 
 #ifndef RENAME_EXCHANGE
@@ -34,6 +35,10 @@ std::set<Path>& unfinished() {
   static auto* paths = new std::set<Path>;     // never destroyed: the signal thread outlives main()
   return *paths;
 }
+std::string& signal_note() {
+  static auto* note = new std::string;
+  return *note;
+}
 void forget(const Path& p) {
   std::lock_guard lock(g_mutex);
   unfinished().erase(p);
@@ -46,11 +51,8 @@ void remove_now(const Path& p) {
 }
 
 Error os_error(const Path& p, const char* what, int err) {
-  if (err == ENOSPC || err == EDQUOT) {
-    const auto free = free_bytes(p);
-    return fail(ErrorCode::kEnvironment, "{}: the disk is full{}; free some space or write elsewhere", p.string(),
-                free.ok() ? fmt::format(" ({} free)", human_bytes(double(*free))) : "");
-  }
+  if (err == ENOSPC || err == EDQUOT) return disk_full(p);
+  if (err == EFBIG) return too_large(p);
   return fail(ErrorCode::kEnvironment, "{}: {}: {}", p.string(), what, std::strerror(err));
 }
 
@@ -232,6 +234,11 @@ Status OutputFile::commit() {
   return {};
 }
 
+void say_on_signal(std::string note) {
+  std::lock_guard lock(g_mutex);
+  signal_note() = std::move(note);
+}
+
 void remove_outputs_on_signal() {
   // A thread waits for the signals: it may take locks and walk directories, which a handler may not.
   static std::once_flag once;
@@ -259,6 +266,10 @@ void remove_outputs_on_signal() {
         }
         if (gone) break;
         std::this_thread::sleep_for(std::chrono::milliseconds(5));
+      }
+      if (!signal_note().empty()) {
+        const std::string line = signal_note() + "\n";
+        (void)!::write(STDERR_FILENO, line.data(), line.size());
       }
       _exit(128 + signal);
     }).detach();

@@ -44,7 +44,7 @@ Result<int> run(const Flags& f, bool level_given) {
   o.replay_order = tools::replay_order;
   o.plan_seq_len = f.seq;
   o.plan_batch = f.batch;
-  MI_TRY_VOID(tools::check_text(o.model / "tokenizer"));
+  MI_TRY_VOID(tools::check_text(o.model / "tokenizer", "export the model again from an intact checkpoint"));
   if (f.verify) {
     tools::PassesOptions p;
     p.model = f.model;

@@ -21,6 +21,14 @@ struct Flags {
 Result<int> run(Flags& f) {
   if (!f.names.empty() && f.names.size() != f.engines.size())
     return fail(ErrorCode::kUsage, "--name must be given once per --engine, or not at all");
+  if (f.max_drop >= 0 && f.engines.size() < 2)
+    return fail(ErrorCode::kUsage, "--max-drop compares engines: give --engine twice, or leave it out");
+  // A later engine is not missed after the first one's minutes.
+  for (size_t i = 1; i < f.engines.size(); ++i) {
+    std::error_code ec;
+    if (!std::filesystem::exists(Path(f.engines[i]) / "engine.json", ec))
+      return bad_input("{}: no engine (no engine.json in it); give what metainfer build wrote", f.engines[i]);
+  }
   f.eval.data = f.data;
   f.eval.text = f.text;
   f.eval.reference = f.reference;
@@ -82,7 +90,7 @@ Command add_eval(CLI::App& parent) {
       ->capture_default_str();
   app->add_option("--max-drop", f->max_drop,
                   "exit with 1 when a group of a later engine is more points below the first engine's")
-      ->check(CLI::NonNegativeNumber);
+      ->check(at_least_zero());
   add_threads(*app, &f->threads);
   app->add_option("--max-batch-size", f->batch, "answers generated at once")
       ->check(CLI::Range(1, 4096))

@@ -57,7 +57,7 @@ Result<int> run(const Flags& f) {
   o.tie = f.tie;
   o.dummy_weights = f.dummy;
   o.seed = f.seed;
-  MI_TRY_VOID(tools::check_text(o.model_dir));
+  MI_TRY_VOID(tools::check_text(o.model_dir, "fetch this file again"));
   MI_TRY(const model::ExportReport r, model::export_model(o));
   if (f.json) {
     fmt::print("{}\n", dump_json(report_json(r), 1));

@@ -1,14 +1,18 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cctype>
 #include <cmath>
 #include <optional>
 
 #include "base/file.h"
 #include "base/json.h"
+#include "base/place.h"
 #include "cli/command.h"
 #include "hw/thread_pool.h"
 #include "quant/plan.h"
+#include "text/model_text.h"
+#include "tools/eval.h"
 #include "tools/quality.h"
 #include "tools/sensitivity_page.h"
 
@@ -18,12 +22,37 @@ namespace {
 
 struct Flags {
   std::string model, config, output, calib, held_out, traffic, eval, save_recipe, sensitivity;
-  bool force = false, json = false, no_compare = false, search = false;
+  bool force = false, json = false, no_compare = false, search = false, compare_tokens_given = false, sample_given = false;
   int threads = 0;
   int64_t compare_tokens = 2048, sample = 512;
   std::optional<double> max_kl, max_drop, memory, bits;
   tools::QualityLimits quality;
 };
+
+// What --sensitivity writes is told by its ending.
+std::string report_ending(const std::string& file) {
+  std::string s = Path(file).extension().string();
+  std::transform(s.begin(), s.end(), s.begin(), [](unsigned char c) { return char(std::tolower(c)); });
+  return s;
+}
+
+// A flag that would change nothing is a mistake.
+Status check_unused(const Flags& f) {
+  const auto refuse = [](const char* with, std::initializer_list<std::pair<bool, const char*>> flags) -> Status {
+    for (const auto& [given, flag] : flags)
+      if (given) return fail(ErrorCode::kUsage, "{} has no effect with {}: leave one of them out", flag, with);
+    return {};
+  };
+  if (!f.sensitivity.empty())
+    MI_TRY_VOID(refuse("--sensitivity", {{f.search, "--search"}, {f.max_kl.has_value(), "--max-kl"}, {f.max_drop.has_value(), "--max-drop"},
+                                         {!f.eval.empty(), "--eval"}, {!f.traffic.empty(), "--traffic"}, {!f.held_out.empty(), "--held-out"},
+                                         {f.compare_tokens_given, "--compare-tokens"}, {f.no_compare, "--no-compare"}}));
+  if (f.no_compare)
+    MI_TRY_VOID(refuse("--no-compare", {{!f.held_out.empty(), "--held-out"}, {f.compare_tokens_given, "--compare-tokens"}}));
+  if (f.sample_given && !f.search && f.sensitivity.empty())
+    return fail(ErrorCode::kUsage, "--sample-tokens goes with --search and --sensitivity");
+  return {};
+}
 
 Status check(const Flags& f) {
   if ((f.max_kl || f.max_drop) && f.no_compare)
@@ -36,7 +65,9 @@ Status check(const Flags& f) {
     return fail(ErrorCode::kUsage, "--search needs a limit: --max-kl, --max-drop, --memory or --max-bits");
   if (!f.search && (f.memory || f.bits || !f.save_recipe.empty()))
     return fail(ErrorCode::kUsage, "--memory, --max-bits and --save-recipe go with --search");
-  return {};
+  if (const std::string e = report_ending(f.sensitivity); !f.sensitivity.empty() && e != ".html" && e != ".json" && e != ".txt")
+    return fail(ErrorCode::kUsage, "--sensitivity {}: writes .html, .json or .txt; give one of these endings", f.sensitivity);
+  return check_unused(f);
 }
 
 Result<int> run_sensitivity(const Flags& f, quant::QuantizeOptions o, hw::ThreadPool& pool) {
@@ -51,9 +82,10 @@ Result<int> run_sensitivity(const Flags& f, quant::QuantizeOptions o, hw::Thread
                            quant::front_text(plan.front, nullptr);
   Json j = quant::sensitivity_json(plan.sensitivity);
   j["front"] = quant::front_json(plan.front, plan.sensitivity);
-  MI_TRY_VOID(out.writer().write(std::string_view(file.extension() == ".json"   ? dump_json(j, 1)
-                                                  : file.extension() == ".html" ? tools::sensitivity_page(o.model.filename().string(), plan.sensitivity, plan.front)
-                                                                                : text)));
+  const std::string ending = report_ending(f.sensitivity);
+  MI_TRY_VOID(out.writer().write(std::string_view(ending == ".json"   ? dump_json(j, 1)
+                                                  : ending == ".html" ? tools::sensitivity_page(o.model.filename().string(), plan.sensitivity, plan.front)
+                                                                      : text)));
   MI_TRY_VOID(out.commit());
   fmt::print("{}", f.json ? dump_json(j, 1) + "\n" : text + "written       " + f.sensitivity + "\n");
   return 0;
@@ -68,7 +100,7 @@ Result<int> run_quality(const Flags& f, const quant::QuantizeOptions& o, Json* j
   q.source = o.model;
   q.result = o.output;
   q.eval.data = f.eval;
-  q.scratch = Path(o.output).concat(".piece");
+  q.scratch = beside(o.output, ".piece");
   q.threads = f.threads;
   q.limits = f.quality;
   q.calibration = &set.sequences;
@@ -98,6 +130,7 @@ int judge(const Flags& f, const quant::QuantizeReport& r) {
 
 Result<int> run_quantize(const Flags& f) {
   MI_TRY_VOID(check(f));
+  MI_TRY_VOID(check_outside(f.model, f.output));
   quant::QuantizeOptions o;
   MI_TRY(o.config, quant::load_quant_config(f.config));
   o.model = f.model;
@@ -108,6 +141,17 @@ Result<int> run_quantize(const Flags& f) {
   o.compare_tokens = f.compare_tokens;
   o.force = f.force;
   o.compare = !f.no_compare;
+  if (!f.eval.empty()) {
+    tools::EvalOptions e;
+    e.data = f.eval;
+    MI_TRY(const text::ModelText text, text::load_model_text(o.model / "tokenizer"));
+    MI_TRY_VOID(tools::check_eval(text, e));
+  }
+  std::optional<OutputFile> saved;
+  if (!f.save_recipe.empty()) {
+    MI_TRY(OutputFile file, OutputFile::create(f.save_recipe, f.force));
+    saved.emplace(std::move(file));
+  }
   hw::ThreadPool pool(f.threads > 0 ? f.threads : hw::advise_threads().threads);
   if (!f.sensitivity.empty()) return run_sensitivity(f, o, pool);
   if (!f.search) {
@@ -124,8 +168,10 @@ Result<int> run_quantize(const Flags& f) {
   if (f.memory) p.limits.max_bytes = int64_t(*f.memory * 1e9);
   if (f.bits) p.limits.max_bits = *f.bits;
   MI_TRY(const quant::Searched s, quant::quantize_searched(o, p, f.max_drop, pool));
-  if (!f.save_recipe.empty())
-    MI_TRY_VOID(write_output(f.save_recipe, f.force, quant::recipe_text(s.plan.config, {"found by metainfer quantize --search"})));
+  if (saved) {
+    MI_TRY_VOID(saved->writer().write(quant::recipe_text(s.plan.config, {"found by metainfer quantize --search"})));
+    MI_TRY_VOID(saved->commit());
+  }
   Json j = quant::report_json(s.report);
   j["sensitivity"] = quant::sensitivity_json(s.plan.sensitivity);
   j["front"] = quant::front_json(s.plan.front, s.plan.sensitivity);
@@ -153,22 +199,22 @@ Command add_quantize(CLI::App& parent) {
   app->add_option("--calib", f->calib, "calibration text or .jsonl (default: the recipe's, else a built-in text)");
   app->add_option("--traffic", f->traffic, "text or .jsonl of real prompts: warns where the calibration set differs from it");
   app->add_option("--held-out", f->held_out, "text or .jsonl for the comparison (default: up to 2048 tokens that are held out of the calibration text)");
-  app->add_option("--compare-tokens", f->compare_tokens, "most tokens of the comparison, 0: all of the text")
+  CLI::Option* compared = app->add_option("--compare-tokens", f->compare_tokens, "most tokens of the comparison, 0: all of the text")
       ->check(CLI::NonNegativeNumber)
       ->capture_default_str();
   app->add_flag("--search", f->search, "choose a format for each part of each layer: the fastest on this machine within the limits");
   app->add_option("--max-kl", f->max_kl, "exit with 1 when the mean KL divergence against the float model is larger; a search stays below it")
-      ->check(CLI::NonNegativeNumber);
+      ->check(at_least_zero());
   app->add_option("--max-drop", f->max_drop, "exit with 1 when perplexity grows by more percent; a search tries again with less")
-      ->check(CLI::NonNegativeNumber);
-  app->add_option("--memory", f->memory, "of a search: most GB that the rounded parts' weights may take")->check(CLI::PositiveNumber);
-  app->add_option("--max-bits", f->bits, "of a search: most bits per weight of the experts (scales counted)")->check(CLI::PositiveNumber);
-  app->add_option("--sample-tokens", f->sample, "tokens on which a search and --sensitivity measure")->check(CLI::Range(16, 1 << 20))->capture_default_str();
+      ->check(at_least_zero());
+  app->add_option("--memory", f->memory, "of a search: most GB that the rounded parts' weights may take")->check(above_zero(1e9));
+  app->add_option("--max-bits", f->bits, "of a search: most bits per weight of the experts (scales counted)")->check(above_zero(1e3));
+  CLI::Option* sample = app->add_option("--sample-tokens", f->sample, "tokens on which a search and --sensitivity measure")->check(CLI::Range(16, 1 << 20))->capture_default_str();
   app->add_option("--save-recipe", f->save_recipe, "write the recipe that a search found (it is recipe.yaml in the output too)");
   app->add_option("--sensitivity", f->sensitivity, "write a report of what rounding each part costs (.html, .json or .txt) and stop");
   CLI::Option* eval = app->add_option("--eval", f->eval, "eval.jsonl (see metainfer eval): accuracy per group and greedy answers before and after");
   app->add_option("--max-points", f->quality.max_points, "with --eval: exit with 1 when a group loses more points; which layers did it is looked into")
-      ->check(CLI::NonNegativeNumber)
+      ->check(at_least_zero())
       ->needs(eval)
       ->capture_default_str();
   app->add_option("--min-exact", f->quality.min_exact, "with --eval: exit with 1 when fewer percent of the greedy answers are the same, token by token")
@@ -206,7 +252,9 @@ Command add_quantize(CLI::App& parent) {
       "    # calibration_data: calib.jsonl     # or --calib: text, or jsonl with \"text\", \"messages\" or \"ids\"\n"
       "The head, the router and a sparse-attention index stay float unless `layers` names them. The output's recipe.yaml\n"
       "gives the same bytes again. docs/quantization.md explains each key.");
-  return {app, [f]() -> Result<int> {
+  return {app, [f, compared, sample]() -> Result<int> {
+            f->compare_tokens_given = compared->count() > 0;
+            f->sample_given = sample->count() > 0;
             return run_quantize(*f);
           }};
 }

@@ -73,14 +73,18 @@ Command add_verify(CLI::App& parent) {
   add_threads(*app, &f->threads);
   add_cache_flags(*app, &f->kv_type, &f->attention_order);
   auto* logits = app->add_option("--logits-max-abs", f->limits.logits_max_abs,
-                                 "float engines: largest difference of a logit (default: the reference's own)");
+                                 "float engines: largest difference of a logit (default: the reference's own)")
+                     ->check(at_least_zero());
   auto* hidden = app->add_option("--hidden-max-abs", f->limits.hidden_max_abs,
-                                 "float engines: largest difference of a layer's output");
+                                 "float engines: largest difference of a layer's output")
+                     ->check(at_least_zero());
   app->add_option("--max-kl", f->limits.max_kl,
-                  "int8 engines: mean KL divergence per token (default: 0.02, with 4-bit weights 0.25)");
+                  "int8 engines: mean KL divergence per token (default: 0.02, with 4-bit weights 0.25)")
+      ->check(at_least_zero());
   app->add_option("--max-layer-deviation", f->limits.max_layer_deviation,
                   "int8 engines: relative rms difference of a layer's output, and of what it adds alone (default: 0.25 and 0.15, with 4-bit "
-                  "weights 0.4)");
+                  "weights 0.4)")
+      ->check(at_least_zero());
   app->add_flag("--passes", f->passes,
                 "of --model: build it without passes, with one more each time, and with all but one; compare logits, tokens and the first layer that differs");
   app->add_flag("--json", f->json, "print the rows as JSON");

@@ -55,6 +55,10 @@ void add_cache_flags(CLI::App& app, std::string* kv_type, std::string* attention
 void add_engine_flags(CLI::App& app, EngineFlags* f, bool sequences = true);
 tools::SessionOptions session_options(const EngineFlags& f);
 
+// Checks of limits; their messages name no bound that nobody meets.
+CLI::Validator at_least_zero();
+CLI::Validator above_zero(double most);
+
 // Refuses what write_output would refuse, to be asked before minutes of measuring; nothing stays.
 Status check_output(const std::string& path, bool force);
 // A page or table of its own, whole or not at all; force: an existing file may be replaced.

@@ -1,3 +1,7 @@
+#include <fmt/format.h>
+
+#include <cmath>
+
 #include "cli/command.h"
 
 namespace mi::cli {
@@ -67,6 +71,25 @@ tools::SessionOptions session_options(const EngineFlags& f) {
   o.numa = !f.no_numa;
   o.verify_checksums = !f.no_checksums;
   return o;
+}
+
+CLI::Validator at_least_zero() {
+  return CLI::Validator(
+      [](std::string& s) {
+        double v = 0;
+        if (CLI::detail::lexical_cast(s, v) && v >= 0 && std::isfinite(v)) return std::string();
+        return fmt::format("'{}': expected a number, 0 or more", s);
+      },
+      "0 or more");
+}
+CLI::Validator above_zero(double most) {
+  return CLI::Validator(
+      [most](std::string& s) {
+        double v = 0;
+        if (CLI::detail::lexical_cast(s, v) && v > 0 && v <= most) return std::string();
+        return fmt::format("'{}': expected a number above 0, at most {}", s, most);
+      },
+      fmt::format("above 0, at most {}", most));
 }
 
 Status check_output(const std::string& path, bool force) {

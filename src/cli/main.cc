@@ -43,7 +43,7 @@ int print_error(const mi::Error& e) {
   return int(e.code());
 }
 
-constexpr const char* kOutOfMemory = "out of memory";
+constexpr const char* kOutOfMemory = "out of memory; free some, or raise the limit that this process has (ulimit -v, a container's)";
 constexpr const char* kNoThread =
     "no thread could be started: is memory (ulimit -v) or the number of threads (ulimit -u, a control group) limited?";
 

@@ -8,6 +8,7 @@
 
 #include "artifact/layout.h"
 #include "artifact/writer.h"
+#include "base/place.h"
 #include "base/util.h"
 #include "base/version.h"
 #include "compiler/emit.h"
@@ -115,13 +116,18 @@ Status check_strict(std::vector<artifact::Fallback> found, const std::vector<art
   return fail(ErrorCode::kCheckFailed, "--strict: {} operations are outside the fast path:{}", fallbacks.size(), list);
 }
 
-Status check_space(const Path& output, int64_t needed) {
-  MI_TRY(const uint64_t available, free_bytes(output));
-  if (uint64_t(needed) > available)
-    return fail(ErrorCode::kEnvironment,
-                "{}: the engine takes about {}, the disk has {} free; free some space or choose another place",
-                output.string(), human_bytes(double(needed)), human_bytes(double(available)));
-  return {};
+Status check_space(const BuildOptions& o, int64_t planned) {
+  constexpr int64_t kOtherFiles = 64 << 20;  // tokenizer, engine.json, padding of segments
+  constexpr int64_t kOtherScratch = 1 << 20;
+  const int64_t needed = planned + planned / 64 + (o.scratch ? kOtherScratch : kOtherFiles);
+  MI_TRY(const uint64_t available, free_bytes(o.output));
+  if (uint64_t(needed) <= available) return {};
+  const std::string has = fmt::format("{}, the disk has {} free; free some space or choose another place", human_bytes(double(needed)),
+                                      human_bytes(double(available)));
+  // Who asked for a model knows of no engine.
+  if (o.scratch)
+    return fail(ErrorCode::kEnvironment, "{}: work on the model needs a temporary file of about {}", o.output.parent_path().parent_path().string(), has);
+  return fail(ErrorCode::kEnvironment, "{}: the engine takes about {}", o.output.string(), has);
 }
 
 // Every value of each block with its type, its op and, beside a graph before, "+" where it is new; then what is gone.
@@ -164,6 +170,7 @@ const std::vector<std::string>& targets() {
 
 Result<BuildReport> build_engine(const BuildOptions& o) {
   MI_TRY_VOID(check_options(o));
+  MI_TRY_VOID(check_outside(o.model, o.output));
   MI_TRY(const ir::MirDir mir, ir::MirDir::open(o.model));
   return build_engine(mir, o);
 }
@@ -244,8 +251,7 @@ Result<BuildReport> build_engine(const ir::MirDir& mir, const BuildOptions& o) {
   for (const auto& f : mir.files) r.source_bytes += int64_t(f->file().bytes().size());
 
   const int64_t planned = planned_bytes(program.weights);
-  constexpr int64_t kOtherFiles = 64 << 20;  // tokenizer, engine.json, padding of segments
-  MI_TRY_VOID(check_space(o.output, planned + planned / 64 + kOtherFiles));
+  MI_TRY_VOID(check_space(o, planned));
   MI_TRY(auto writer, artifact::ArtifactWriter::create(out.path()));
   {
     std::optional<Progress> progress;

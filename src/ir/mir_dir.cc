@@ -34,6 +34,14 @@ Result<std::vector<Path>> weight_files(const Path& dir) {
   return files;
 }
 
+// A MIR is not fetched, unlike the checkpoints that the readers of its files speak of.
+Error make_again(const Error& e) {
+  std::string m = e.message();
+  constexpr std::string_view kFetch = "; fetch it again";
+  if (m.ends_with(kFetch)) m.resize(m.size() - kFetch.size());
+  return Error(e.code(), e.code() == ErrorCode::kBadInput ? m + "; export or quantize the model again" : m);
+}
+
 // The tensors in the files are the declared ones, each once.
 Status check_tensors(const MirDir& m) {
   const auto decls = declared_tensors(m.graph);
@@ -94,12 +102,16 @@ Result<MirDir> MirDir::open(const Path& dir) {
   if (!graph.ok()) return graph.error().with_context(text_path.string());
   if (auto s = verify(*graph); !s.ok()) return s.error().with_context(text_path.string());
   m.graph = std::move(graph).value();
-  MI_TRY(m.provenance, read_json(dir / "provenance.json"));
+  auto provenance = read_json(dir / "provenance.json");
+  if (!provenance.ok()) return make_again(provenance.error());
+  if (!provenance->is_object()) return make_again(bad_input("{}: expected an object", (dir / "provenance.json").string()));
+  m.provenance = std::move(provenance).value();
 
   MI_TRY(const std::vector<Path> paths, weight_files(dir / "weights"));
   for (const Path& p : paths) {
-    MI_TRY(Safetensors opened, Safetensors::open(p));
-    m.files.push_back(std::make_shared<Safetensors>(std::move(opened)));
+    auto opened = Safetensors::open(p);
+    if (!opened.ok()) return make_again(opened.error());
+    m.files.push_back(std::make_shared<Safetensors>(std::move(opened).value()));
     for (const Safetensors::Entry& e : m.files.back()->entries()) {
       const auto [it, added] = m.index.try_emplace(e.name, std::pair{int(m.files.size()) - 1, &e});
       if (!added)

@@ -5,6 +5,7 @@
 
 #include "base/counted.h"
 #include "base/json.h"
+#include "base/place.h"
 #include "base/space.h"
 #include "base/util.h"
 #include "base/version.h"
@@ -397,6 +398,7 @@ Result<ExportReport> export_model(const ExportOptions& o) {
   const auto start = std::chrono::steady_clock::now();
   ExportReport r;
   Plan p;
+  MI_TRY_VOID(check_outside(o.model_dir, o.output));
   MI_TRY(const Located at, locate(o));
   if (auto s = make_plan(o, at, &p, &r); !s.ok()) return with_way_out(s.error());
   r.info = p.graph.info;

@@ -26,6 +26,20 @@ int64_t repeats(const std::string& p) {
   return product;
 }
 
+// The library's own words differ from one to the next.
+const char* what_is_wrong(std::regex_constants::error_type e) {
+  using namespace std::regex_constants;
+  if (e == error_paren) return "a parenthesis is not closed, or was not opened";
+  if (e == error_brack) return "a [ is not closed";
+  if (e == error_brace || e == error_badbrace) return "the braces of a count are not closed, or hold no count";
+  if (e == error_range) return "a range in [ ] runs backwards";
+  if (e == error_badrepeat) return "nothing stands before a *, + or ?";
+  if (e == error_escape) return "a \\ stands before something that it does not go with";
+  if (e == error_backref || e == error_complexity) return "it refers back to a group (\\1), which is not supported";
+  if (e == error_stack || e == error_space) return "it is too large";
+  return "it cannot be read";
+}
+
 }  // namespace
 
 Result<ModulePattern> ModulePattern::read(const std::string& text, const std::string& what) {
@@ -36,7 +50,7 @@ Result<ModulePattern> ModulePattern::read(const std::string& text, const std::st
   try {
     return ModulePattern(std::regex(text.substr(3), kRegexFlags));
   } catch (const std::regex_error& e) {
-    return bad_input("{}: '{}' is not a valid pattern: {}", what, text, e.what());
+    return bad_input("{}: '{}' is not a valid pattern: {}", what, text, what_is_wrong(e.code()));
   }
 }
 

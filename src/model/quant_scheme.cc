@@ -62,6 +62,18 @@ Status read_group_size(const Json& j, const std::string& what, Format* f) {
   return {};
 }
 
+// They decide whether int8 weights stay int8: what is no such setting must not pass as another one.
+Status check_activations(const Json& x, const std::string& what) {
+  if (is_empty(x)) return {};
+  if (!x.is_object()) return bad_input("{}: expected an object such as {{\"num_bits\": 8, \"type\": \"int\"}}, or null", what);
+  const Json bits = field(x, "num_bits"), type = field(x, "type"), symmetric = field(x, "symmetric");
+  if (!bits.is_null() && (!bits.is_number_integer() || bits.get<int64_t>() < 1 || bits.get<int64_t>() > 64))
+    return bad_input("{}.num_bits: expected a number of bits, not {}; correct it", what, dump_json(bits));
+  if (!type.is_null() && type != "int" && type != "float") return bad_input("{}.type: expected int or float, not {}; correct it", what, dump_json(type));
+  if (!symmetric.is_null() && !symmetric.is_boolean()) return bad_input("{}.symmetric: expected true or false, not {}; correct it", what, dump_json(symmetric));
+  return {};
+}
+
 }  // namespace
 
 Result<std::optional<QuantScheme>> QuantScheme::read(Config& c, const Path& folder) {
@@ -168,6 +180,7 @@ Status QuantScheme::read_group(const Json& g, const std::string& top, const std:
   }
   if (f.strategy == Strategy::kBlock && odd.empty())
     MI_TRY_VOID(read_block(w, "block_structure", what + ": " + weights, &f));
+  MI_TRY_VOID(check_activations(x, what + ": " + at + ".input_activations"));
   if (field(x, "num_bits") == 8 && field(x, "type") == "int") {
     f.int8_activations = true;
     f.static_activations = field(x, "dynamic") == false;
@@ -221,7 +234,9 @@ Status QuantScheme::read_fp8(const Json& q, const std::string& what) {
   Format f{.layout = Layout::kFloat8, .strategy = Strategy::kTensor};
   if (!field(q, "weight_block_size").is_null())
     MI_TRY_VOID(read_block(q, "weight_block_size", what, &f));
-  else if (method_ == "mxfp8")
+  if (method_ == "mxfp8" && f.strategy == Strategy::kBlock && (f.block_rows != 1 || f.block_cols != 32))
+    return bad_input("{}: weight_block_size is [{}, {}], but MXFP8 has a scale for [1, 32]; correct it", what, f.block_rows, f.block_cols);
+  if (method_ == "mxfp8" && f.strategy == Strategy::kTensor)
     f = {.layout = Layout::kFloat8, .strategy = Strategy::kBlock, .block_rows = 1, .block_cols = 32};
   std::string odd;
   demand(q, "fmt", {"e4m3", "float8_e4m3fn", Json()}, "quantization_config", &odd);

@@ -57,6 +57,26 @@ TEST(W8A8, WeightsAndScalesAreKept) {
   EXPECT_THAT(r->notes, Contains(HasSubstr("ignore 'lm_head': 1")));
 }
 
+TEST(W8A8, OddActivationsAreRefused) {
+  const std::pair<const char*, Json> cases[] = {{"num_bits", "8"}, {"num_bits", 1.5}, {"num_bits", -1}, {"type", 5}, {"symmetric", 1}};
+  for (const auto& [key, value] : cases) {
+    W8A8 c;
+    c.group()["input_activations"][key] = value;
+    const auto r = c.run();
+    ASSERT_FALSE(r.ok()) << key << value;
+    EXPECT_THAT(r.error().message(), AllOf(HasSubstr(std::string("input_activations.") + key), HasSubstr("correct it")));
+  }
+  W8A8 c;
+  c.group()["input_activations"] = "x";
+  EXPECT_THAT(c.run().error().message(), HasSubstr("input_activations: expected an object"));
+}
+
+TEST(Fp8, BlocksOfMxfp8AreOfItsSize) {
+  W8A8 c;
+  c.config["quantization_config"] = {{"quant_method", "mxfp8"}, {"weight_block_size", {1, 33}}};
+  EXPECT_THAT(c.run().error().message(), AllOf(HasSubstr("[1, 33]"), HasSubstr("[1, 32]")));
+}
+
 TEST(W8A8, IgnoredModuleInInt8IsRefused) {
   W8A8 c;
   c.quant()["ignore"].push_back("model.layers.0.self_attn.q_proj");

@@ -1,6 +1,8 @@
 #include "model/yaml.h"
 
-#include <yaml-cpp/yaml.h>
+#include <yaml-cpp/depthguard.h>
+
+#include "model/yaml_node.h"
 
 namespace mi::model {
 namespace {
@@ -18,6 +20,9 @@ Json scalar(const YAML::Node& n) {
     YAML::convert<bool>::decode(n, b);
     return b;
   }
+  // yaml-cpp takes 010 for 8.
+  if (const size_t digit = s.find_first_not_of("+-"); digit != s.npos && digit + 1 < s.size() && s[digit] == '0' && s[digit + 1] >= '0' && s[digit + 1] <= '9')
+    return s;
   if (YAML::convert<int64_t>::decode(n, i)) return i;
   if (YAML::convert<double>::decode(n, d)) return d;
   return s;
@@ -59,11 +64,28 @@ class Converter {
 }  // namespace
 
 Result<Json> parse_yaml(std::string_view text, const std::string& what) {
+  MI_TRY(const YAML::Node root, load_yaml(text, what));
   try {
-    return Converter(what).convert(YAML::Load(std::string(text)), 0);
+    return Converter(what).convert(root, 0);
   } catch (const YAML::Exception& e) {
-    return bad_input("{}: not valid YAML: {}", what, e.what());
+    return yaml_error(what, e);
   }
+}
+
+Result<YAML::Node> load_yaml(std::string_view text, const std::string& what) {
+  try {
+    const std::vector<YAML::Node> documents = YAML::LoadAll(std::string(text));
+    if (documents.size() > 1) return bad_input("{}: holds {} YAML documents, parted by ---; one is read: remove the others", what, documents.size());
+    return documents.empty() ? YAML::Node() : documents[0];
+  } catch (const YAML::Exception& e) {
+    return yaml_error(what, e);
+  }
+}
+
+Error yaml_error(const std::string& what, const YAML::Exception& e) {
+  if (dynamic_cast<const YAML::DeepRecursion*>(&e)) return bad_input("{}: not valid YAML: nested too deep", what);
+  if (e.mark.is_null()) return bad_input("{}: not valid YAML: {}", what, e.msg);
+  return bad_input("{}: not valid YAML: line {}, column {}: {}", what, e.mark.line + 1, e.mark.column + 1, e.msg);
 }
 
 }  // namespace mi::model

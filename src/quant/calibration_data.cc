@@ -1,11 +1,13 @@
 #include "quant/calibration_data.h"
 
 #include <algorithm>
+#include <cctype>
 #include <sstream>
 
 #include "base/in_file.h"
 #include "base/json.h"
 #include "base/util.h"
+#include "text/messages.h"
 
 namespace mi::quant {
 namespace {
@@ -18,9 +20,17 @@ Error no_tokenizer(const Path& file) {
       file.string());
 }
 
+std::string lower_ending(const Path& file) {
+  std::string s = file.extension().string();
+  std::transform(s.begin(), s.end(), s.begin(), [](unsigned char c) { return char(std::tolower(c)); });
+  return s;
+}
+
 Result<Ids> line_ids(const Json& line, const std::string& what, const CalibrationRequest& r,
                      const text::Tokenizer* tokenizer, const text::ChatTemplate* chat) {
   if (!line.is_object()) return bad_input("{}: expected an object with \"text\", \"messages\" or \"ids\"", what);
+  if (int(line.contains("ids")) + int(line.contains("text")) + int(line.contains("messages")) > 1)
+    return bad_input("{}: has more than one of \"text\", \"messages\" and \"ids\"; keep the one that is meant", what);
   if (line.contains("ids")) {
     MI_TRY(const std::vector<int64_t> ids, json_get<std::vector<int64_t>>(line, "ids", what));
     Ids out;
@@ -37,6 +47,7 @@ Result<Ids> line_ids(const Json& line, const std::string& what, const Calibratio
   }
   if (line.contains("messages")) {
     if (!chat) return bad_input("{}: \"messages\" need a chat template, and this model has none", what);
+    MI_TRY_VOID(text::check_messages(line, what));
     const std::string tools = line.contains("tools") ? dump_json(line["tools"]) : "";
     MI_TRY(const text::Rendered rendered, in_file(chat->render(dump_json(line["messages"]), tools, "", false), what));
     return in_file(tokenizer->encode_mixed(rendered.text, rendered.user), what);
@@ -83,7 +94,11 @@ Result<CalibrationSet> load_calibration(const CalibrationRequest& r, const text:
   } else {
     MI_TRY(const std::string content, read_file(r.file));
     set.source = r.file.filename().string();
-    if (r.file.extension() == ".jsonl") {
+    const std::string ending = lower_ending(r.file);
+    if (ending == ".json")
+      return bad_input("{}: text or .jsonl is read, an object a line; rename the file to .jsonl, or to .txt if it is meant as text",
+                       r.file.string());
+    if (ending == ".jsonl") {
       std::istringstream lines(content);
       std::string line;
       for (int64_t n = 1; std::getline(lines, line) && int64_t(set.sequences.size()) < r.samples; ++n) {

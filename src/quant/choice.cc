@@ -103,6 +103,13 @@ Result<std::vector<std::string>> matching(const std::string& key, const std::str
   return hits;
 }
 
+Status check_layers(const QuantConfig& c, const ir::Graph& g) {
+  for (const auto& [layer, alpha] : c.layer_alpha)
+    if (layer >= g.info.layers)
+      return bad_input("{}: there is no layer {}; the model has layers 0 to {}", c.key("smooth_quant.layers"), layer, g.info.layers - 1);
+  return {};
+}
+
 Result<Choice> Choice::make(const QuantConfig& c, const ir::Graph& g, const std::string& what) {
   const ir::WeightDecl* quantized = first_quantized(g);
   if (quantized && c.layers.empty())
@@ -117,12 +124,12 @@ Result<Choice> Choice::make(const QuantConfig& c, const ir::Graph& g, const std:
     for (const std::string& m : modules.usual)
       choice.formats_[m] = format_for(c.weight_bits == 4 ? LayerFormat::kInt4 : LayerFormat::kInt8, c);
   for (const std::string& p : c.sensitive_layers) {
-    MI_TRY(const auto hits, matching("sensitive_layers", p, modules.usual));
+    MI_TRY(const auto hits, matching(c.key("sensitive_layers"), p, modules.usual));
     for (const std::string& m : hits) choice.formats_.erase(m);
     choice.counts_.push_back({p, LayerFormat::kFloat, int64_t(hits.size())});
   }
   for (const auto& [pattern, format] : c.layers) {
-    MI_TRY(const auto hits, matching("layers", pattern, modules.all));
+    MI_TRY(const auto hits, matching(c.key("layers"), pattern, modules.all));
     for (const std::string& m : hits) {
       if (const auto q = modules.quantized.find(m); q != modules.quantized.end())
         return bad_input("{}: layers: {} is {} already; only float matrices can be rounded", what, m,

@@ -47,6 +47,9 @@ class Choice {
 Result<std::vector<std::string>> matching(const std::string& key, const std::string& pattern,
                                           const std::vector<std::string>& modules);
 
+// Refuses alphas of layers that the model does not have.
+Status check_layers(const QuantConfig& c, const ir::Graph& g);
+
 // Whether a recipe that says nothing else rounds this matrix.
 bool is_rounded_by_default(const ir::WeightDecl& d);
 

@@ -1,10 +1,10 @@
 #include "quant/config.h"
 
-#include <yaml-cpp/yaml.h>
-
 #include <algorithm>
+#include <charconv>
 
 #include "base/json.h"
+#include "model/yaml_node.h"
 #include "tensor/int4.h"
 
 namespace mi::quant {
@@ -49,7 +49,8 @@ Status refuse_repeated(const YAML::Node& map, const std::string& what) {
 Status refuse_unknown(const YAML::Node& map, const std::vector<std::string>& known, const std::string& what) {
   MI_TRY_VOID(refuse_repeated(map, what));
   for (const auto& entry : map) {
-    const std::string key = entry.first.as<std::string>();
+    if (!entry.first.IsScalar()) return bad_input("{}: line {}: a key has to be a word", what, entry.first.Mark().line + 1);
+    const std::string key = entry.first.Scalar();
     if (std::find(known.begin(), known.end(), key) != known.end()) continue;
     const std::string near = nearest_name(key, known);
     return bad_input("{}: unknown key '{}'{}", what, key,
@@ -58,13 +59,25 @@ Status refuse_unknown(const YAML::Node& map, const std::vector<std::string>& kno
   return {};
 }
 
+// yaml-cpp takes 010 for 8.
+bool decode(const YAML::Node& n, int64_t& value) {
+  if (!n.IsScalar()) return false;
+  const std::string& s = n.Scalar();
+  const size_t digit = s.starts_with('-') ? 1 : 0;
+  const auto [end, error] = std::from_chars(s.data(), s.data() + s.size(), value);
+  return error == std::errc() && end == s.data() + s.size() && (s[digit] != '0' || s.size() == digit + 1);
+}
+template <typename T>
+bool decode(const YAML::Node& n, T& value) {
+  return n.IsScalar() && YAML::convert<T>::decode(n, value);
+}
+
 template <typename T>
 Result<T> get(const YAML::Node& map, const char* key, T fallback, const std::string& what, const char* expected) {
   const YAML::Node n = map[key];
   if (!n || n.IsNull()) return fallback;
   T value{};
-  if (!n.IsScalar() || !YAML::convert<T>::decode(n, value))
-    return bad_input("{}: {}: expected {}", what, key, expected);
+  if (!decode(n, value)) return bad_input("{}: {}: expected {}{}", what, key, expected, n.IsScalar() ? ", not '" + n.Scalar() + "'" : "");
   return value;
 }
 
@@ -123,12 +136,12 @@ Status parse_smoothing(const YAML::Node& s, const std::string& what, QuantConfig
   if (!layers.IsMap()) return bad_input("{}: smooth_quant.layers: expected a mapping such as {{3: 0.7}}", what);
   MI_TRY_VOID(refuse_repeated(layers, what + ": smooth_quant.layers"));
   for (const auto& entry : layers) {
-    int32_t layer = 0;
+    int64_t layer = 0;
     double alpha = 0;
-    if (!YAML::convert<int32_t>::decode(entry.first, layer) || !YAML::convert<double>::decode(entry.second, alpha))
+    if (!decode(entry.first, layer) || !decode(entry.second, alpha))
       return bad_input("{}: smooth_quant.layers: expected numbers of layers with an alpha, such as {{3: 0.7}}", what);
-    MI_TRY_VOID(require(layer >= 0 && alpha >= 0 && alpha <= 1, what, "smooth_quant.layers", "alphas between 0 and 1"));
-    c->layer_alpha[layer] = alpha;
+    MI_TRY_VOID(require(layer >= 0 && layer <= INT32_MAX && alpha >= 0 && alpha <= 1, what, "smooth_quant.layers", "alphas between 0 and 1"));
+    c->layer_alpha[int32_t(layer)] = alpha;
   }
   return {};
 }
@@ -156,7 +169,38 @@ Status parse_saturation(const YAML::Node& s, const std::string& what, QuantConfi
   const YAML::Node layers = s["layers"];
   if (!layers || layers.IsNull())
     return bad_input("{}: saturation.layers is missing: a list of names or re: patterns, or auto", what);
-  return parse_names(layers, "saturation.layers", what, &c->saturated_layers, &c->saturation_auto);
+  MI_TRY_VOID(parse_names(layers, "saturation.layers", what, &c->saturated_layers, &c->saturation_auto));
+  if (!c->saturation_auto && c->saturated_layers.empty())
+    c->notes.push_back(fmt::format("{}: saturation has no effect: its layers are an empty list", what));
+  return {};
+}
+
+// What contradicts the rest is refused; what only has no effect is noted. Values that are the defaults say nothing:
+// written recipes hold them.
+Status judge_unused(const std::string& what, QuantConfig* c) {
+  const QuantConfig usual;
+  const bool autos = c->activations == ActivationScheme::kAuto || c->sensitive_auto;
+  if (c->bound != usual.bound && !autos)
+    return bad_input("{}: bound goes with activation_scheme: auto and sensitive_layers: auto; remove it, or use one of them", what);
+  if (c->percentile != usual.percentile && c->observer != Observer::kPercentile)
+    return bad_input("{}: percentile goes with observer: percentile; remove it, or set the observer", what);
+  const auto note = [&](bool unused, const char* text) {
+    if (unused) c->notes.push_back(fmt::format("{}: {}", what, text));
+  };
+  const bool any_static = c->activations != ActivationScheme::kPerToken ||
+                          std::any_of(c->activation_layers.begin(), c->activation_layers.end(),
+                                      [](const auto& l) { return l.second == ActivationScheme::kPerTensor; });
+  note(c->observer != usual.observer && !any_static, "observer has no effect: no scale of this recipe is per_tensor");
+  note((c->gptq_damping != usual.gptq_damping || c->gptq_tokens != usual.gptq_tokens) &&
+           (c->rounding == Rounding::kNearest || c->rounding == Rounding::kNone),
+       "gptq has no effect with this rounding");
+  note(c->rounding == Rounding::kGptq && c->weights == WeightScheme::kPerTensor,
+       "rounding: gptq does not reach weight_scheme: per_tensor, which is rounded to nearest");
+  note(!c->smooth && (c->search_alpha || c->smooth_alpha != usual.smooth_alpha || !c->layer_alpha.empty() || c->smooth_down),
+       "alpha, layers and down of smooth_quant have no effect: enable is false");
+  note(c->rounding == Rounding::kNone && (c->weight_bits != usual.weight_bits || c->activations != usual.activations),
+       "weight_bits and activation_scheme have no effect: rounding: none leaves the model in float");
+  return {};
 }
 
 Result<QuantConfig> parse(const YAML::Node& root, const std::string& what) {
@@ -227,16 +271,19 @@ Result<QuantConfig> parse(const YAML::Node& root, const std::string& what) {
   MI_TRY_VOID(parse_saturation(q["saturation"], what, &c));
   if (const YAML::Node s = q["sensitive_layers"]; s && !s.IsNull())
     MI_TRY_VOID(parse_names(s, "sensitive_layers", what, &c.sensitive_layers, &c.sensitive_auto));
+  c.source = what;
+  MI_TRY_VOID(judge_unused(what, &c));
   return c;
 }
 
 }  // namespace
 
 Result<QuantConfig> parse_quant_config(std::string_view yaml, const std::string& what) {
+  MI_TRY(const YAML::Node root, model::load_yaml(yaml, what));
   try {
-    return parse(YAML::Load(std::string(yaml)), what);
+    return parse(root, what);
   } catch (const YAML::Exception& e) {
-    return bad_input("{}: not valid YAML: {}", what, e.what());
+    return model::yaml_error(what, e);
   }
 }
 

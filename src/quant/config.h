@@ -87,6 +87,9 @@ struct QuantConfig {
   bool sensitive_auto = false;
   double bound = 0.01;
   std::vector<std::pair<std::string, LayerFormat>> layers;  // in the file's order
+  std::string source;              // the file, for messages; "": made in memory
+  std::vector<std::string> notes;  // what of the file has no effect
+  std::string key(const char* name) const { return source.empty() ? name : source + ": " + name; }
 };
 
 Result<QuantConfig> parse_quant_config(std::string_view yaml, const std::string& what);

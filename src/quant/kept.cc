@@ -4,22 +4,26 @@
 #include <sys/file.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <utility>
+
+#include "base/place.h"
 
 namespace mi::quant {
 namespace fs = std::filesystem;
 
-KeptFiles KeptFiles::open(const Path& output, const std::string& key) {
+Result<KeptFiles> KeptFiles::open(const Path& output, const std::string& key) {
   KeptFiles k;
   std::error_code ec;
-  Path final = fs::absolute(output, ec).lexically_normal();
-  if (!final.has_filename()) final = final.parent_path();
+  const Path final = beside(fs::absolute(output, ec).lexically_normal(), "");
   const Path dir = final.parent_path() / ("." + final.filename().string() + ".kept");
   fs::create_directory(dir, ec);
   const int lock = ::open(dir.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
   if (lock < 0) return k;
   if (flock(lock, LOCK_EX | LOCK_NB) != 0) {
+    const bool taken = errno == EWOULDBLOCK;
     ::close(lock);
+    if (taken) return fail(ErrorCode::kEnvironment, "{}: another run is making this output now; wait for it, or choose another --output", output.string());
     return k;
   }
   k.lock_ = lock;
@@ -32,6 +36,7 @@ KeptFiles KeptFiles::open(const Path& output, const std::string& key) {
     if (!write_file(dir / "key", key).ok()) return k;
   }
   k.path_ = dir;
+  say_on_signal(fmt::format("{}: the same command goes on from here; delete this folder to start anew", dir.string()));
   return k;
 }
 
@@ -42,12 +47,16 @@ KeptFiles& KeptFiles::operator=(KeptFiles&& o) noexcept {
   return *this;
 }
 KeptFiles::~KeptFiles() {
+  if (!path_.empty()) say_on_signal("");
   if (lock_ >= 0) ::close(lock_);
 }
 
 void KeptFiles::remove() {
   std::error_code ignored;
-  if (!path_.empty()) fs::remove_all(path_, ignored);
+  if (!path_.empty()) {
+    fs::remove_all(path_, ignored);
+    say_on_signal("");
+  }
   path_.clear();
 }
 

@@ -11,16 +11,16 @@ namespace mi::quant {
 
 class KeptFiles {
  public:
-  // output: the final name. key: equal for runs that write the same bytes. Another run that uses the folder now, or a
-  // file system without locks: nothing is kept (path() is empty).
-  static KeptFiles open(const Path& output, const std::string& key);
+  // output: the final name. key: equal for runs that write the same bytes. Another run that uses the folder now is an
+  // error. A file system without locks: nothing is kept (path() is empty).
+  static Result<KeptFiles> open(const Path& output, const std::string& key);
   KeptFiles() = default;
   KeptFiles(KeptFiles&& o) noexcept;
   KeptFiles& operator=(KeptFiles&& o) noexcept;
   ~KeptFiles();  // leaves the files: this run may have failed
 
   const Path& path() const { return path_; }
-  void remove();  // the output is complete
+  void remove();  // the output is complete, or there is one already
 
  private:
   Path path_;

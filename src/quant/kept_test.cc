@@ -6,6 +6,7 @@
 
 #include <cstring>
 #include <fstream>
+#include <thread>
 
 #include "ir/text.h"
 #include "quant/quantize.h"
@@ -15,6 +16,7 @@
 namespace mi::quant {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::Contains;
 using ::testing::HasSubstr;
 using ::testing::Not;
@@ -28,34 +30,36 @@ TEST(KeptFilesTest, StayForTheSameKeyOnly) {
   const Path output = dir / "out";
   Path kept;
   {
-    const KeptFiles k = KeptFiles::open(output, "one");
+    const KeptFiles k = KeptFiles::open(output, "one").value();
     kept = k.path();
     ASSERT_EQ(kept, dir / ".out.kept");
     ASSERT_TRUE(write_file(kept / "file", "work").ok());
   }
   EXPECT_EQ(read_file(kept / "file").value(), "work");  // left by the object, as by a run that was killed
-  { EXPECT_TRUE(fs::exists(KeptFiles::open(output, "one").path() / "file")); }
-  { EXPECT_FALSE(fs::exists(KeptFiles::open(output, "two").path() / "file")); }
-  { EXPECT_FALSE(fs::exists(KeptFiles::open(output, "one").path() / "file")); }  // it went with the first other key
+  { EXPECT_TRUE(fs::exists(KeptFiles::open(output, "one").value().path() / "file")); }
+  { EXPECT_FALSE(fs::exists(KeptFiles::open(output, "two").value().path() / "file")); }
+  { EXPECT_FALSE(fs::exists(KeptFiles::open(output, "one").value().path() / "file")); }  // it went with the first other key
   ASSERT_TRUE(write_file(kept / "file", "work").ok());
   fs::remove(kept / "key");  // nothing says what they are part of
-  { EXPECT_FALSE(fs::exists(KeptFiles::open(output, "one").path() / "file")); }
+  { EXPECT_FALSE(fs::exists(KeptFiles::open(output, "one").value().path() / "file")); }
   // Another output has files of its own.
   ASSERT_TRUE(write_file(kept / "file", "work").ok());
-  { EXPECT_NE(KeptFiles::open(dir / "other", "one").path(), kept); }
+  { EXPECT_NE(KeptFiles::open(dir / "other", "one").value().path(), kept); }
   EXPECT_TRUE(fs::exists(kept / "file"));
 }
 
 TEST(KeptFilesTest, OneRunAtATime) {
   const TempDir dir;
-  KeptFiles first = KeptFiles::open(dir / "out", "one");
+  KeptFiles first = KeptFiles::open(dir / "out", "one").value();
   ASSERT_TRUE(write_file(first.path() / "file", "work").ok());
-  EXPECT_EQ(KeptFiles::open(dir / "out", "two").path(), Path());  // keeps nothing, and takes nothing away
+  const auto second = KeptFiles::open(dir / "out", "two");  // is refused, and takes nothing away
+  ASSERT_FALSE(second.ok());
+  EXPECT_THAT(second.error().message(), AllOf(HasSubstr("another run"), HasSubstr("--output")));
   EXPECT_TRUE(fs::exists(first.path() / "file"));
   KeptFiles moved = std::move(first);
   EXPECT_EQ(first.path(), Path());
   first = KeptFiles();
-  EXPECT_EQ(KeptFiles::open(dir / "out", "one").path(), Path());
+  EXPECT_FALSE(KeptFiles::open(dir / "out", "one").ok());
   moved.remove();
   EXPECT_FALSE(fs::exists(dir / ".out.kept"));
 }
@@ -64,7 +68,7 @@ TEST(KeptFilesTest, ALinkIsNotFollowed) {
   const TempDir dir, elsewhere;
   ASSERT_TRUE(write_file(elsewhere / "precious", "x").ok());
   fs::create_directory_symlink(elsewhere.path(), dir / ".out.kept");
-  EXPECT_EQ(KeptFiles::open(dir / "out", "one").path(), Path());
+  EXPECT_EQ(KeptFiles::open(dir / "out", "one").value().path(), Path());
   EXPECT_TRUE(fs::exists(elsewhere / "precious"));
 }
 
@@ -220,6 +224,21 @@ TEST_F(KeptRunTest, TheSameRunGoesOnAndGivesTheSameBytes) {
     EXPECT_EQ(files_of(o.output), expected);
     fs::remove_all(o.output);
   }
+}
+
+TEST_F(KeptRunTest, TheSlowerOfTwoRunsLeavesNothing) {
+  const QuantizeOptions o = options("");
+  // The other's output appears while this run is at work.
+  const Path kept = dir / ".out.kept";
+  std::thread other([&] {
+    while (!fs::exists(kept / "key")) std::this_thread::yield();
+    fs::create_directory(o.output);
+  });
+  const auto r = run(o);
+  other.join();
+  ASSERT_FALSE(r.ok());
+  EXPECT_THAT(r.error().message(), HasSubstr("appeared"));
+  EXPECT_FALSE(fs::exists(kept));
 }
 
 TEST_F(KeptRunTest, AChangedFileIsMadeAgain) {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "base/place.h"
 #include "quant/capture.h"
 #include "text/model_text.h"
 
@@ -59,9 +60,23 @@ Result<CalibrationSet> calibration_of(const ir::MirDir& mir, const QuantizeOptio
   return load_calibration(request, text.tokenizer.get(), text.chat.get());
 }
 
+Result<CalibrationSet> other_text(const ir::MirDir& mir, const QuantizeOptions& o, const Path& file) {
+  QuantizeOptions other = o;
+  other.calibration = file;
+  other.config.calibration_samples = INT64_MAX;
+  return calibration_of(mir, other);
+}
+
 Result<Planned> plan_recipe(const QuantizeOptions& o, const PlanOptions& p, hw::ThreadPool& pool) {
   MI_TRY(const ir::MirDir mir, ir::MirDir::open(o.model));
   MI_TRY(const CalibrationSet set, calibration_of(mir, o));
+  // What only the rounding after it reads is looked at before the minutes of measuring.
+  MI_TRY_VOID(check_layers(o.config, mir.graph));
+  MI_TRY(const Choice choice, Choice::make(o.config, mir.graph, o.model.string()));
+  for (const Path& file : {o.held_out, o.traffic})
+    if (!file.empty()) {
+      MI_TRY(const CalibrationSet text, other_text(mir, o, file));
+    }
   Planned out;
   out.config = o.config;
   QuantConfig& c = out.config;
@@ -70,7 +85,7 @@ Result<Planned> plan_recipe(const QuantizeOptions& o, const PlanOptions& p, hw::
   so.activations = c.activations == ActivationScheme::kAuto;
   so.saturation = c.saturation_auto;
   so.sample_tokens = p.sample_tokens;
-  so.scratch = Path(o.output).concat(".piece");
+  so.scratch = beside(o.output, ".piece");
   so.formats = {LayerFormat::kInt8};
   so.measured = {LayerFormat::kInt8};
   if (p.search) {
@@ -124,6 +139,11 @@ Result<Planned> plan_recipe(const QuantizeOptions& o, const PlanOptions& p, hw::
   return out;
 }
 
+Status check_output(const QuantizeOptions& o) {
+  MI_TRY(const OutputDir out, OutputDir::create(o.output, o.force));
+  return {};
+}
+
 Result<Searched> quantize_searched(const QuantizeOptions& o, PlanOptions p, std::optional<double> max_drop,
                                    hw::ThreadPool& pool) {
   constexpr int64_t kTries = 4;
@@ -133,6 +153,7 @@ Result<Searched> quantize_searched(const QuantizeOptions& o, PlanOptions p, std:
   if (max_drop) p.limits.max_kl = std::min(p.limits.max_kl, std::log1p(*max_drop / 100));
   const SearchLimits asked = p.limits;
   p.limits.max_kl = std::numeric_limits<double>::infinity();
+  MI_TRY_VOID(check_output(o));
   Searched out;
   MI_TRY(out.plan, plan_recipe(o, p, pool));
   SearchLimits limits = asked;

@@ -51,4 +51,10 @@ Result<Searched> quantize_searched(const QuantizeOptions& o, PlanOptions p, std:
 // The calibration text that a recipe names, for this model.
 Result<CalibrationSet> calibration_of(const ir::MirDir& mir, const QuantizeOptions& o);
 
+// All of another text, cut in the same way.
+Result<CalibrationSet> other_text(const ir::MirDir& mir, const QuantizeOptions& o, const Path& file);
+
+// Refuses an output that could not be put in its place, before minutes of measuring; nothing stays.
+Status check_output(const QuantizeOptions& o);
+
 }  // namespace mi::quant

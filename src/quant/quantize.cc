@@ -4,7 +4,9 @@
 #include <cmath>
 #include <future>
 #include <optional>
+#include <set>
 
+#include "base/place.h"
 #include "base/util.h"
 #include "base/version.h"
 #include "ir/edit.h"
@@ -134,9 +136,11 @@ class Walk {
   Walk(const QuantizeOptions& o, const ir::MirDir& mir, hw::ThreadPool& pool) : o_(o), mir_(mir), pool_(pool) {}
 
   Result<QuantizeReport> run() {
+    MI_TRY_VOID(check_layers(o_.config, mir_.graph));
     MI_TRY(const Choice choice, Choice::make(o_.config, mir_.graph, o_.model.string()));
     MI_TRY(OutputDir out, OutputDir::create(o_.output, o_.force));
     report_.chosen = choice.counts();
+    report_.notes = o_.config.notes;
     report_.weight_bits = o_.config.weight_bits;
     report_.group_size = o_.config.weight_bits == 4 ? o_.config.group_size : 0;
     report_.quantized_matrices = o_.config.rounding == Rounding::kNone ? 0 : choice.rounded();
@@ -146,7 +150,9 @@ class Walk {
     capture_ = o_.config.smooth || scales_.any() || spread_;
     if (capture_ || o_.compare) MI_TRY_VOID(load_text());
 
-    if (report_.bytes_before >= o_.keep_from) kept_ = KeptFiles::open(o_.output, key());
+    if (report_.bytes_before >= o_.keep_from) {
+      MI_TRY(kept_, KeptFiles::open(o_.output, key()));
+    }
     MI_TRY(ir::MirWriter writer, ir::MirWriter::create(out.path(), rounded_.graph, o_.shard_bytes, kept_.path()));
     Progress progress("quantize", uint64_t(report_.bytes_before), true);
     place_ = 0;
@@ -176,8 +182,9 @@ class Walk {
     MI_TRY_VOID(ir::copy_source_config(o_.model, out.path()));
     MI_TRY_VOID(write_file(out.path() / "recipe.yaml", recipe_text(recipe_of(o_), {"what made this model; with the same source it gives the same bytes"})));
     MI_TRY_VOID(writer.finish(rounded_.graph, provenance_of(o_, mir_, set_, report_)));
-    MI_TRY_VOID(out.commit());
-    kept_.remove();
+    const Status put = out.commit();
+    if (put.ok() || put.error().code() == ErrorCode::kBadInput) kept_.remove();  // another run was faster: nothing goes on from here
+    MI_TRY_VOID(put);
     return std::move(report_);
   }
 
@@ -217,12 +224,11 @@ class Walk {
     if (!o_.compare) {
       split_.compared.clear();
     } else if (!o_.held_out.empty()) {
-      QuantizeOptions other = o_;
-      other.calibration = o_.held_out;
-      other.config.calibration_samples = INT64_MAX;
-      MI_TRY(CalibrationSet text, calibration_of(mir_, other));
+      MI_TRY(CalibrationSet text, other_text(mir_, o_, o_.held_out));
       split_.compared = std::move(text.sequences);
       split_.held_out = true;
+      if (o_.compare_tokens > 0) keep_first(split_.compared, o_.compare_tokens);
+      judge_held_out();
     }
     if (o_.compare_tokens > 0) keep_first(split_.compared, o_.compare_tokens);
     MI_TRY_VOID(look_at_mix());
@@ -230,8 +236,24 @@ class Walk {
     report_.held_out = o_.compare && split_.held_out;
     report_.calibration_sequences = int64_t(split_.calibration.size());
     report_.calibration_tokens = token_count(split_.calibration);
+    constexpr int64_t kFewTokens = 64;
+    if (capture_ && report_.calibration_tokens < kFewTokens)
+      warnings_.push_back(fmt::format("{} has only {} tokens to calibrate with: what is learnt from them says little", set_.source,
+                                      report_.calibration_tokens));
+    report_.warnings.insert(report_.warnings.end(), warnings_.begin(), warnings_.end());
     longest_ = std::max(longest_of(split_.calibration), longest_of(split_.compared));
     return {};
+  }
+
+  // Text that calibration saw is not held out: the comparison is kinder than it should be.
+  void judge_held_out() {
+    const std::set<std::vector<int32_t>> seen(split_.calibration.begin(), split_.calibration.end());
+    const auto known = std::count_if(split_.compared.begin(), split_.compared.end(), [&](const auto& s) { return seen.count(s) != 0; });
+    if (!capture_ || known == 0) return;
+    split_.held_out = size_t(known) * 2 < split_.compared.size();
+    warnings_.push_back(fmt::format("{} of the {} sequences of --held-out are calibration text too: the comparison flatters; give text that "
+                                    "calibration has not seen",
+                                    known, split_.compared.size()));
   }
 
   Status look_at_mix() {
@@ -243,10 +265,7 @@ class Walk {
       report_.warnings = judge_mix(mix, nullptr);
       return {};
     }
-    QuantizeOptions other = o_;
-    other.calibration = o_.traffic;
-    other.config.calibration_samples = INT64_MAX;
-    MI_TRY(const CalibrationSet traffic, calibration_of(mir_, other));
+    MI_TRY(const CalibrationSet traffic, other_text(mir_, o_, o_.traffic));
     const Mix real = mix_of(traffic.sequences, *text.tokenizer);
     report_.traffic_mix = mix_text(real);
     report_.warnings = judge_mix(mix, &real);
@@ -254,7 +273,7 @@ class Walk {
   }
 
   Result<PieceEngine> piece(const ir::MirDir& whole, int32_t layer, int opt_level) {
-    return PieceEngine::build(ir::piece_of(whole, layer), Path(o_.output).concat(".piece"), opt_level, longest_,
+    return PieceEngine::build(ir::piece_of(whole, layer), beside(o_.output, ".piece"), opt_level, longest_,
                               pool_);
   }
 
@@ -345,7 +364,7 @@ class Walk {
       first.emplace_back(ids.begin(), ids.begin() + ptrdiff_t(std::min(left, int64_t(ids.size()))));
     }
     constexpr int64_t kStep = 32;  // a row per expert and token: few tokens at a time
-    MI_TRY(PieceEngine engine, PieceEngine::build(with_all_experts(ir::piece_of(mir_, layer)), Path(o_.output).concat(".piece"), 0,
+    MI_TRY(PieceEngine engine, PieceEngine::build(with_all_experts(ir::piece_of(mir_, layer)), beside(o_.output, ".piece"), 0,
                                                   longest_, pool_, kStep));
     return std::make_shared<const LayerCapture>(
         capture_layer(engine, mir_.graph.block_of(layer), layer, first, rows, {}, kForcedTokens));
@@ -421,6 +440,7 @@ class Walk {
   int64_t longest_ = 0;
   bool capture_ = false, spread_ = false;
   KeptFiles kept_;
+  std::vector<std::string> warnings_;
   size_t place_ = 0;  // in the writer's order
 };
 
@@ -429,6 +449,7 @@ class Walk {
 Result<QuantizeReport> quantize(const QuantizeOptions& o, hw::ThreadPool& pool) {
   if (needs_plan(o.config)) {
     QuantizeOptions planned = o;
+    MI_TRY_VOID(check_output(o));
     MI_TRY(const Planned plan, plan_recipe(o, {}, pool));
     planned.config = plan.config;
     MI_TRY(QuantizeReport report, quantize(planned, pool));

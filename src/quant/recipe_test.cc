@@ -8,6 +8,7 @@
 namespace mi::quant {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::Pair;
@@ -145,6 +146,44 @@ TEST(RecipeTest, RefusesByName) {
   EXPECT_THAT(refusal("layers: {a: int4_g16}"), HasSubstr("'a' must be float, int8, int4"));
   EXPECT_THAT(refusal("roudning: gptq"), HasSubstr("did you mean 'rounding'"));
   EXPECT_THAT(refusal("observers: mse"), HasSubstr("did you mean 'observer'"));
+}
+
+TEST(RecipeTest, WhatContradictsTheRestIsRefused) {
+  EXPECT_THAT(refusal("bound: 7"), AllOf(HasSubstr("q.yaml: bound goes with"), HasSubstr("remove it")));
+  EXPECT_THAT(refusal("saturation: {layers: auto}, bound: 7"), HasSubstr("bound goes with"));
+  EXPECT_THAT(refusal("percentile: 60"), AllOf(HasSubstr("observer: percentile"), HasSubstr("remove it")));
+  EXPECT_THAT(refusal("weight_bits: 010"), AllOf(HasSubstr("weight_bits"), HasSubstr("not '010'")));
+  EXPECT_THAT(refusal("calibration_samples: 0x10"), HasSubstr("calibration_samples"));
+  EXPECT_THAT(refusal("smooth_quant: {layers: {3: 0.7, 03: 0.2}}"), HasSubstr("numbers of layers"));
+  EXPECT_THAT(parse_quant_config("quant: {}\n---\nquant: {weight_bits: 4}\n", "q.yaml").error().message(), HasSubstr("2 YAML documents"));
+  EXPECT_EQ(recipe("bound: 7, activation_scheme: auto").notes.size(), 0u);
+  EXPECT_EQ(recipe("bound: 0.01, percentile: 99.9").notes.size(), 0u);  // as older written recipes have it
+}
+
+TEST(RecipeTest, WhatHasNoEffectIsNoted) {
+  const std::pair<const char*, const char*> cases[] = {
+      {"observer: mse", "observer has no effect"},
+      {"rounding: nearest, gptq: {damping: 5}", "gptq has no effect"},
+      {"rounding: gptq, weight_scheme: per_tensor", "rounded to nearest"},
+      {"saturation: {layers: []}", "saturation has no effect"},
+      {"smooth_quant: {enable: false, down: true}", "enable is false"},
+      {"rounding: none, weight_bits: 4", "leaves the model in float"},
+      {"rounding: none, activation_scheme: per_tensor", "leaves the model in float"}};
+  for (const auto& [yaml, note] : cases) {
+    SCOPED_TRACE(yaml);
+    const QuantConfig c = recipe(yaml);
+    ASSERT_EQ(c.notes.size(), 1u);
+    EXPECT_THAT(c.notes[0], AllOf(HasSubstr("q.yaml: "), HasSubstr(note)));
+  }
+  for (const char* yaml : {"", "smooth_quant: {enable: false}", "rounding: none", "observer: mse, activations: {a: per_tensor}"})
+    EXPECT_EQ(recipe(yaml).notes.size(), 0u) << yaml;
+}
+
+TEST(RecipeTest, DamagedYamlIsNamedByItsPlace) {
+  const auto message = [](const std::string& yaml) { return parse_quant_config(yaml, "q.yaml").error().message(); };
+  EXPECT_THAT(message("quant:\n  ? [a, b]\n  : 1\n"), HasSubstr("line 2: a key has to be a word"));
+  EXPECT_THAT(message(std::string(500000, '[')), HasSubstr("nested too deep"));
+  EXPECT_THAT(message("quant: [\n"), AllOf(HasSubstr("q.yaml: not valid YAML: line "), ::testing::Not(HasSubstr("yaml-cpp"))));
 }
 
 // Field by field, so that a field that recipe_text() forgets is seen.

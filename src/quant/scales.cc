@@ -44,13 +44,13 @@ Result<StoredScales> StoredScales::choose(const QuantConfig& c, const ir::Graph&
   std::map<std::string, ActivationScheme> scheme;
   for (const auto& [m, value] : value_of) scheme[m] = c.activations;
   for (const auto& [pattern, s] : c.activation_layers) {
-    MI_TRY(const auto hits, matching("activations", pattern, modules));
+    MI_TRY(const auto hits, matching(c.key("activations"), pattern, modules));
     for (const std::string& m : hits)
       if (value_of.count(m)) scheme[m] = s;
   }
   std::set<std::string> saturated;
   for (const std::string& pattern : c.saturated_layers) {
-    MI_TRY(const auto hits, matching("saturation.layers", pattern, modules));
+    MI_TRY(const auto hits, matching(c.key("saturation.layers"), pattern, modules));
     saturated.insert(hits.begin(), hits.end());
   }
   StoredScales out;

@@ -199,8 +199,8 @@ std::string recipe_text(const QuantConfig& c, const std::vector<std::string>& co
   if (int4) s += fmt::format("  group_size: {}\n", c.group_size);
   s += fmt::format("  rounding: {}\n  gptq: {{damping: {}, tokens: {}}}\n", name_of(c.rounding), c.gptq_damping, c.gptq_tokens);
   s += fmt::format("  coverage: {{min_tokens: {}, force: {}}}\n", c.min_expert_tokens, c.force_experts);
-  s += fmt::format("  activation_scheme: {}\n  observer: {}\n  percentile: {}\n", name_of(c.activations), name_of(c.observer),
-                   c.percentile);
+  s += fmt::format("  activation_scheme: {}\n  observer: {}\n", name_of(c.activations), name_of(c.observer));
+  if (c.observer == Observer::kPercentile) s += fmt::format("  percentile: {}\n", c.percentile);
   if (!c.activation_layers.empty()) s += "  activations:\n";
   for (const auto& [pattern, scheme] : c.activation_layers)
     s += fmt::format("    {}: {}\n", yaml_quoted(pattern), name_of(scheme));
@@ -219,7 +219,7 @@ std::string recipe_text(const QuantConfig& c, const std::vector<std::string>& co
     s += "}";
   }
   s += "}\n";
-  s += fmt::format("  bound: {}\n", c.bound);
+  if (c.activations == ActivationScheme::kAuto || c.sensitive_auto) s += fmt::format("  bound: {}\n", c.bound);
   if (c.sensitive_auto) s += "  sensitive_layers: auto\n";
   if (!c.sensitive_layers.empty()) s += "  sensitive_layers:\n";
   for (const std::string& l : c.sensitive_layers) s += fmt::format("    - {}\n", yaml_quoted(l));

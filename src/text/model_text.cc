@@ -21,9 +21,7 @@ Result<Json> json_or_empty(const Path& p) {
   return j;
 }
 
-}  // namespace
-
-Result<ModelText> load_model_text(const std::filesystem::path& dir) {
+Result<ModelText> read_text(const std::filesystem::path& dir) {
   ModelText t;
   if (const Path p = dir / "tokenizer.json"; std::filesystem::exists(p)) {
     MI_TRY(t.tokenizer, Tokenizer::load(p));
@@ -40,6 +38,14 @@ Result<ModelText> load_model_text(const std::filesystem::path& dir) {
     t.chat = std::move(compiled).value();
   }
   return t;
+}
+
+}  // namespace
+
+Result<ModelText> load_model_text(const std::filesystem::path& dir) {
+  auto t = read_text(dir);
+  if (t.ok() || t.error().code() != ErrorCode::kBadInput) return t;
+  return bad_input("{}; make this folder again from an intact checkpoint (export, quantize, build)", t.error().message());
 }
 
 }  // namespace mi::text

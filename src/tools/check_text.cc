@@ -6,7 +6,9 @@
 
 namespace mi::tools {
 
-Status check_text(const Path& folder) {
+namespace {
+
+Status check(const Path& folder) {
   std::error_code ec;
   if (!std::filesystem::is_directory(folder, ec)) return {};
   MI_TRY(const model::TokenizerFiles files, model::read_tokenizer_files(folder));
@@ -18,6 +20,14 @@ Status check_text(const Path& folder) {
   if (const auto t = text::ChatTemplate::compile(files.chat_template, {}); !t.ok())
     return t.error().with_context(folder.string());
   return {};
+}
+
+}  // namespace
+
+Status check_text(const Path& folder, const std::string& way_out) {
+  const Status s = check(folder);
+  if (s.ok() || s.error().code() != ErrorCode::kBadInput) return s;
+  return bad_input("{}; {}", s.error().message(), way_out);
 }
 
 }  // namespace mi::tools

@@ -8,7 +8,7 @@
 namespace mi::tools {
 
 // `folder`: a checkpoint, or the tokenizer/ folder of a MIR. A tokenizer or template that is there but cannot be read
-// is an error that names the file; an absent one is not.
-Status check_text(const Path& folder);
+// is an error that names the file and ends with way_out; an absent one is not.
+Status check_text(const Path& folder, const std::string& way_out);
 
 }  // namespace mi::tools

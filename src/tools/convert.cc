@@ -7,10 +7,12 @@
 #include <cstring>
 #include <map>
 
+#include "base/place.h"
 #include "base/space.h"
 #include "base/util.h"
 #include "ir/mir_dir.h"
 #include "model/weight_writer.h"
+#include "tensor/finite.h"
 #include "tensor/int4.h"
 #include "tools/gguf/arch.h"
 
@@ -197,6 +199,12 @@ Status write_tensor(const ir::MirDir& m, const FileTensor& t, GgufType type, mod
       if (!w.write(first + begin, std::min(task_rows, n - begin), buffer.data() + size_t(begin) * w.row_bytes()))
         fits = false;
     });
+    if (!fits && type != GgufType::kF32) {
+      const TensorView v = w.view();
+      if (const int64_t bad = first_not_finite(v.data, v.dtype, v.count()); bad >= 0)
+        return bad_input("{} of shape {} holds {}: the model is damaged; export it again from an intact checkpoint", w.name(), shape_text(v.shape),
+                         not_finite_text(v, bad));
+    }
     if (!fits)
       return bad_input("{} holds numbers that are not finite as {}; {}", w.name(), model::gguf_type_name(type),
                        type == GgufType::kF32 ? "the MIR is damaged, export it again"
@@ -220,14 +228,6 @@ void put_general(const ir::ModelInfo& info, const std::string& arch, GgufType ty
 }
 
 }  // namespace
-
-Status check_outside(const Path& model, const Path& output) {
-  std::error_code ec;
-  const Path a = std::filesystem::weakly_canonical(model, ec), b = std::filesystem::weakly_canonical(output, ec);
-  if (std::mismatch(a.begin(), a.end(), b.begin(), b.end()).first == a.end())
-    return fail(ErrorCode::kUsage, "{}: the output is in the model's own folder; choose another", output.string());
-  return {};
-}
 
 Result<ConvertReport> convert_to_gguf(const ConvertOptions& o, hw::ThreadPool& pool) {
   const auto start = std::chrono::steady_clock::now();

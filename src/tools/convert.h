@@ -35,8 +35,6 @@ struct ConvertReport {
   double seconds = 0;
 };
 
-// With force an output replaces what has its name, which must not be a part of the model.
-Status check_outside(const Path& model, const Path& output);
 Result<ConvertReport> convert_to_gguf(const ConvertOptions& o, hw::ThreadPool& pool);
 std::string report_text(const ConvertReport& r);
 Json report_json(const ConvertReport& r);

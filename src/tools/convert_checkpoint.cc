@@ -4,6 +4,7 @@
 #include <chrono>
 #include <map>
 
+#include "base/place.h"
 #include "base/space.h"
 #include "base/version.h"
 #include "tools/hf/config.h"

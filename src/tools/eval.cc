@@ -7,6 +7,7 @@
 
 #include "base/in_file.h"
 #include "runtime/generate.h"
+#include "text/messages.h"
 
 namespace mi::tools {
 namespace {
@@ -23,6 +24,8 @@ std::string trimmed(const std::string& s) {
 }
 
 Result<std::vector<Item>> load_items(const text::ModelText& t, const EvalOptions& o) {
+  if (!t.tokenizer) return bad_input("this model has no tokenizer: export it with its tokenizer.json to evaluate it");
+  if (!t.chat) return bad_input("this model has no chat template, which the items' messages need");
   MI_TRY(const std::string content, read_file(o.data));
   std::vector<Item> items;
   std::map<std::string, int64_t> seen;
@@ -43,6 +46,7 @@ Result<std::vector<Item>> load_items(const text::ModelText& t, const EvalOptions
     if (!o.only_groups.empty() && std::find(o.only_groups.begin(), o.only_groups.end(), item.group) == o.only_groups.end())
       continue;
     if (o.limit > 0 && ++seen[item.group] > o.limit) continue;
+    MI_TRY_VOID(text::check_messages(j, what));
     const std::string tools = j.contains("tools") ? dump_json(j["tools"]) : "";
     MI_TRY(const text::Rendered rendered,
            in_file(t.chat->render(dump_json(j["messages"]), tools, "", true), what));
@@ -72,23 +76,33 @@ std::string without_marks(const text::Tokenizer& t, const std::vector<int32_t>& 
   return s;
 }
 
-Status score_text(const Session& s, runtime::EngineLoop& loop, const Path& file, EvalResult* out) {
+Result<std::vector<runtime::Request>> text_requests(const Session& s, const Path& file) {
   MI_TRY(const std::string content, read_file(file));
   std::vector<runtime::Request> requests;
+  int64_t tokens = 0;
   const int64_t bos = s.engine->manifest().model.bos_id;
   const std::string body = trimmed(content);
   for (size_t at = 0; at < body.size();) {
     size_t end = body.find("\n\n", at);
     if (end == std::string::npos) end = body.size();
-    MI_TRY(std::vector<int32_t> ids, s.text.tokenizer->encode(body.substr(at, end - at), true));
+    MI_TRY(std::vector<int32_t> ids, in_file(s.text.tokenizer->encode(body.substr(at, end - at), true), file.string()));
     if (bos >= 0) ids.insert(ids.begin(), int32_t(bos));
     at = end + 2;
     if (ids.size() < 2) continue;
     runtime::Request r = greedy_request(std::move(ids), 0);
     r.prompt_logprobs = true;
     r.sampling.logprobs = 0;
+    tokens += int64_t(r.prompt.size()) - 1;
     requests.push_back(std::move(r));
   }
+  // The perplexity of a few tokens is a number that means nothing.
+  constexpr int64_t kFewTokens = 16;
+  if (tokens < kFewTokens)
+    return bad_input("{}: {} tokens of text, too few for a perplexity; give at least {}", file.string(), tokens, kFewTokens);
+  return requests;
+}
+
+Status score_text(runtime::EngineLoop& loop, std::vector<runtime::Request> requests, EvalResult* out) {
   MI_TRY(const std::vector<runtime::Completion> done, runtime::generate(loop, std::move(requests)));
   double nll = 0;
   for (const runtime::Completion& c : done)
@@ -108,8 +122,7 @@ Result<Json> read_reference(const Path& file) {
   return reference;
 }
 
-Status compare_greedy(runtime::EngineLoop& loop, const Path& file, int64_t max_tokens, EvalResult* out) {
-  MI_TRY(const Json reference, read_reference(file));
+Status compare_greedy(runtime::EngineLoop& loop, const Json& reference, const Path& file, int64_t max_tokens, EvalResult* out) {
   std::vector<runtime::Request> requests;
   std::vector<std::vector<int32_t>> expected, prompts;
   for (const Json& entry : reference["greedy"]) {
@@ -168,9 +181,6 @@ bool answer_is_right(const std::string& check, const Json& answer, const std::st
 }
 
 Status check_eval(const text::ModelText& t, const EvalOptions& o) {
-  if (!t.tokenizer)
-    return bad_input("this engine has no tokenizer: export the model with its tokenizer.json to evaluate it");
-  if (!t.chat) return bad_input("this engine has no chat template, which the items' messages need");
   MI_TRY_VOID(load_items(t, o));
   if (o.score_text && !o.text.empty()) MI_TRY_VOID(read_file(o.text));
   if (!o.reference.empty()) MI_TRY_VOID(read_reference(o.reference));
@@ -178,8 +188,17 @@ Status check_eval(const text::ModelText& t, const EvalOptions& o) {
 }
 
 Result<EvalResult> run_eval(const Session& s, const EvalOptions& o) {
-  MI_TRY_VOID(check_eval(s.text, o));
+  // Everything is read before the first answer.
   MI_TRY(const std::vector<Item> items, load_items(s.text, o));
+  const Path text = o.text.empty() ? o.data.parent_path() / "text_ppl.txt" : o.text;
+  std::vector<runtime::Request> scored;
+  if (o.score_text && (!o.text.empty() || std::filesystem::exists(text))) {
+    MI_TRY(scored, text_requests(s, text));
+  }
+  Json reference;
+  if (!o.reference.empty()) {
+    MI_TRY(reference, read_reference(o.reference));
+  }
   EvalResult result;
   const auto start = std::chrono::steady_clock::now();
   const std::unique_ptr<runtime::EngineLoop> loop = s.make_loop();
@@ -197,9 +216,8 @@ Result<EvalResult> run_eval(const Session& s, const EvalOptions& o) {
     g.right += answer_is_right(items[i].check, items[i].answer,
                                trimmed(without_marks(*s.text.tokenizer, done[i].tokens, done[i].text)));
   }
-  const Path text = o.text.empty() ? o.data.parent_path() / "text_ppl.txt" : o.text;
-  if (o.score_text && (!o.text.empty() || std::filesystem::exists(text))) MI_TRY_VOID(score_text(s, *loop, text, &result));
-  if (!o.reference.empty()) MI_TRY_VOID(compare_greedy(*loop, o.reference, o.max_tokens, &result));
+  if (!scored.empty()) MI_TRY_VOID(score_text(*loop, std::move(scored), &result));
+  if (!o.reference.empty()) MI_TRY_VOID(compare_greedy(*loop, reference, o.reference, o.max_tokens, &result));
   result.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   return result;
 }

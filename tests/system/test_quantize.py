@@ -108,12 +108,86 @@ def test_sensitivity_writes_a_report(ending, model, last, two_models, tmp_path):
     (["--output", "o", "--search"], ["--search needs a limit"]),
     (["--output", "o", "--max-bits", "5"], ["go with --search"]),
     (["--output", "o", "--save-recipe", "r.yaml"], ["go with --search"]),
-    (["--output", "o", "--max-kl", "1", "--no-compare"], ["--no-compare"])])
+    (["--output", "o", "--max-kl", "1", "--no-compare"], ["--no-compare"]),
+    (["--output", "o", "--no-compare", "--held-out", "x"], ["--held-out", "--no-compare"]),
+    (["--output", "o", "--no-compare", "--compare-tokens", "5"], ["--compare-tokens", "--no-compare"]),
+    (["--output", "o", "--sample-tokens", "64"], ["--sample-tokens"]),
+    (["--sensitivity", "s.txt", "--search", "--max-bits", "3"], ["--search", "--sensitivity"]),
+    (["--sensitivity", "s.txt", "--eval", "x"], ["--eval"]), (["--sensitivity", "s.txt", "--traffic", "x"], ["--traffic"]),
+    (["--sensitivity", "s.txt", "--held-out", "x"], ["--held-out"]),
+    (["--sensitivity", "s.pdf"], ["s.pdf", ".html, .json or .txt"]), (["--sensitivity", "s"], [".html, .json or .txt"])])
 def test_flags_that_do_not_go_together(flags, words, mini_mir, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "r.yaml").write_text(recipe())
     refused(run("quantize", "--model", mini_mir, "--config", "r.yaml", *flags, ok=2), 2, *words)
     assert [p.name for p in tmp_path.iterdir()] == ["r.yaml"]
+
+
+def test_what_every_flag_names_is_looked_at_before_the_work(mini_mir, tmp_path):
+    """Progress is what tells: nothing was calibrated, rounded or measured."""
+    (tmp_path / "r.yaml").write_text(recipe())
+    (tmp_path / "auto.yaml").write_text(recipe(sensitive_layers="auto"))
+    (tmp_path / "wrong.yaml").write_text(recipe(smooth_quant={"layers": {99: 0.7}}))
+    (tmp_path / "empty.jsonl").write_text("\n")
+    (tmp_path / "broken.jsonl").write_text("{\n")
+    (tmp_path / "there.yaml").write_text("mine")
+    (tmp_path / "there").mkdir()
+    (tmp_path / "there" / "model.mir").write_text("mine")
+    search = ["--search", "--max-bits", "6", "--sample-tokens", "16"]
+    cases = [(["--eval", name], [str(name)]) for name in (tmp_path / "none", tmp_path, tmp_path / "empty.jsonl", tmp_path / "broken.jsonl")]
+    cases += [([*search, "--save-recipe", tmp_path / "nodir" / "x.yaml"], ["nodir"]), ([*search, "--save-recipe", tmp_path / "there.yaml"], ["--force"])]
+    cases += [([*search, "--held-out", tmp_path / "none"], ["none"]), ([*search, "--traffic", tmp_path / "none"], ["none"])]
+    cases += [(["--config", tmp_path / "wrong.yaml"], ["wrong.yaml: smooth_quant.layers", "no layer 99"])]
+    cases += [(["--config", tmp_path / "auto.yaml", "--output", tmp_path / "there"], ["--force"]), ([*search, "--output", tmp_path / "there"], ["--force"])]
+    for flags, words in cases:
+        given = {"--config": tmp_path / "r.yaml", "--output": tmp_path / "o"}
+        more = [x for name, value in given.items() if name not in flags for x in (name, value)]
+        done = run("quantize", "--model", mini_mir, *more, *flags, ok=4)
+        refused(done, 4, *words)
+        assert done.stderr.count("\n") == 1, done.stderr
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["auto.yaml", "broken.jsonl", "empty.jsonl", "r.yaml", "there", "there.yaml", "wrong.yaml"]
+
+
+def test_an_output_may_end_with_a_slash(mini_mir, tmp_path):
+    (tmp_path / "r.yaml").write_text(recipe(activation_scheme="auto"))
+    for flags in ([], ["--force"]):
+        run("quantize", "--model", mini_mir, "--config", tmp_path / "r.yaml", "--output", f"{tmp_path}/o/", "--quiet", *flags)
+        assert sorted(p.name for p in tmp_path.iterdir()) == ["o", "r.yaml"]
+
+
+def test_calibration_text_is_not_held_out(mini_mir, tmp_path):
+    def report(*flags):
+        return json.loads(quantize(mini_mir, tmp_path / "a", recipe(), "--json", *flags).stdout)
+    lines = (EVAL / "calib.jsonl").read_text().splitlines(True)
+    (tmp_path / "a.jsonl").write_text("".join(lines[:24]))
+    (tmp_path / "b.jsonl").write_text("".join(lines[30:54]))
+    r = report("--calib", tmp_path / "a.jsonl", "--held-out", tmp_path / "a.jsonl")
+    assert not r["held_out"] and any("--held-out are calibration text too" in w for w in r["warnings"]), r["warnings"]
+    r = report("--calib", tmp_path / "a.jsonl", "--held-out", tmp_path / "b.jsonl")
+    assert r["held_out"] and not any("--held-out" in w for w in r["warnings"]), r["warnings"]
+
+
+def test_calibration_files_are_what_their_names_say(mini_mir, tmp_path):
+    line = json.dumps({"text": "a captain looked at the sea and said that it would rain"}) + "\n"
+    (tmp_path / "r.yaml").write_text(recipe())
+    args = ["quantize", "--model", mini_mir, "--config", tmp_path / "r.yaml", "--output", tmp_path / "o", "--force", "--quiet", "--no-compare"]
+    (tmp_path / "c.JSONL").write_text(line * 9)
+    assert json.loads(run(*args, "--json", "--calib", tmp_path / "c.JSONL").stdout)["calibration"]["sequences"] == 8
+    (tmp_path / "c.json").write_text(line * 9)
+    refused(run(*args, "--calib", tmp_path / "c.json", ok=4), 4, "c.json", ".jsonl")
+    (tmp_path / "c.jsonl").write_text(json.dumps({"text": "a", "ids": [1]}) + "\n")
+    refused(run(*args, "--calib", tmp_path / "c.jsonl", ok=4), 4, "c.jsonl line 1", "more than one")
+    (tmp_path / "c.txt").write_text("\n")
+    assert any("1 tokens to calibrate" in w for w in json.loads(run(*args, "--json", "--calib", tmp_path / "c.txt").stdout)["warnings"])
+
+
+@pytest.mark.parametrize("settings", [{"layers": {"re:(": "int8"}}, {"layers": {"re:(l)\\1": "int8"}}, {"sensitive_layers": ["nobody"]},
+                                      {"activations": {"nobody": "per_tensor"}}, {"saturation": {"layers": ["nobody"]}}], ids=json.dumps)
+def test_patterns_are_named_with_their_file(settings, mini_mir, tmp_path):
+    (tmp_path / "my.yaml").write_text(recipe(**settings))
+    done = run("quantize", "--model", mini_mir, "--config", tmp_path / "my.yaml", "--output", tmp_path / "o", "--quiet", ok=4)
+    refused(done, 4, "my.yaml: " + ("saturation.layers" if "saturation" in settings else next(iter(settings))))
+    assert "polynomial" not in done.stderr and "regex" not in done.stderr
 
 
 def test_limits_are_judged(mini_mir, tmp_path):

@@ -183,6 +183,59 @@ def test_quantize_limit_of_zero_is_a_limit(mini_mir, tmp_path):
 
 # ---- files
 
+@pytest.mark.parametrize("command", ["quantize", "build", "export"])
+def test_output_is_outside_of_its_input(command, mini_mir, tmp_path):
+    model = tmp_path / "model"
+    if command == "export":      # a checkpoint that convert wrote may be replaced, as any output
+        run("convert", "--to", "hf", "--model", mini_mir, "--output", model, "--quiet")
+    else:
+        subprocess.run(["cp", "-r", mini_mir, model], check=True)
+    (tmp_path / "q.yaml").write_text("quant: {}\n")
+    (tmp_path / "link").symlink_to(model)
+    before = snapshot(model)
+    flags = {"quantize": ["--config", tmp_path / "q.yaml", "--model"], "build": ["--model"], "export": ["--model-dir"]}[command]
+    for name in ("model", "model/", "link", "model/new", "link/new", "model/weights/new"):
+        refused(run(command, *flags, model, "--output", f"{tmp_path}/{name}", "--force", ok=2), 2, name, "choose another")
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "metainfer.json").write_text("{}")
+    model.rename(tmp_path / "out" / "model")
+    refused(run(command, *flags, tmp_path / "out" / "model", "--output", tmp_path / "out", "--force", ok=2), 2, "inside the output")
+    assert len(snapshot(tmp_path / "out" / "model")) == len(before)
+
+
+@pytest.mark.parametrize("text", ["[]", "5", '"x"', "null", "{"])
+def test_broken_provenance_is_named(text, mini_mir, tmp_path):
+    model = tmp_path / "model"
+    subprocess.run(["cp", "-r", mini_mir, model], check=True)
+    (model / "provenance.json").write_text(text)
+    (tmp_path / "q.yaml").write_text("quant: {}\n")
+    refused(run("quantize", "--model", model, "--config", tmp_path / "q.yaml", "--output", tmp_path / "out", ok=4), 4,
+            "provenance.json", "export or quantize the model again")
+
+
+def test_cut_weights_of_a_mir_are_not_fetched(mini_mir, tmp_path):
+    model = tmp_path / "model"
+    subprocess.run(["cp", "-r", mini_mir, model], check=True)
+    first = model / "weights" / "00001.safetensors"
+    os.truncate(first, first.stat().st_size - 100)
+    done = run("build", "--model", model, "--output", tmp_path / "out", ok=4)
+    refused(done, 4, str(first), "export or quantize the model again")
+    assert "fetch" not in done.stderr
+
+
+@pytest.mark.parametrize("value", ["-1", "inf", "nan", "x"])
+@pytest.mark.parametrize("command,flags", [("verify", ["--max-kl", "--max-layer-deviation", "--logits-max-abs", "--hidden-max-abs"]),
+                                           ("quantize", ["--max-kl", "--max-drop", "--memory", "--max-bits"]), ("eval", ["--max-drop"])])
+def test_limits_are_numbers_from_0_on(command, flags, value):
+    for flag in flags:
+        done = run(command, flag, value, ok=2)
+        assert flag in done.stderr and len(done.stderr) < 300, done.stderr
+
+
+def test_largest_memory_is_no_overflow():
+    refused(run("quantize", "--model", "m", "--config", "c", "--output", "o", "--search", "--memory", "1e300", ok=2), 2, "--memory", "at most")
+
+
 def test_convert_leaves_its_model_alone(mini_mir, tmp_path):
     model = tmp_path / "model"
     subprocess.run(["cp", "-r", mini_mir, model], check=True)
@@ -206,6 +259,38 @@ def test_messages_in_files_are_named(line, mini_mir, mini_int8, tmp_path):
     refused(run("eval", "--engine", mini_int8, "--data", data, "--quiet", ok=4), 4, f"{data} line 2")
     data.write_text(json.dumps(line["messages"]))
     refused(run("generate", "--engine", mini_int8, "--messages", data, "--quiet", ok=4), 4, str(data))
+
+
+@pytest.mark.parametrize("line,words", [({"messages": [{"role": "user"}]}, ["messages[0]", "content is missing"]), ({"messages": [{"content": "x"}]}, ["role"]),
+                                        ({"messages": []}, ["messages"]), ({"tools": 5}, ["tools: expected a list"])], ids=json.dumps)
+def test_what_is_wrong_with_messages_is_said(line, words, mini_mir, mini_int8, tmp_path):
+    data = tmp_path / "data.jsonl"
+    data.write_text(json.dumps({"group": "g", "answer": "a", "messages": [{"role": "user", "content": "hi"}], **line}) + "\n")
+    (tmp_path / "q.yaml").write_text("quant: {}\n")
+    refused(run("quantize", "--model", mini_mir, "--config", tmp_path / "q.yaml", "--calib", data, "--output", tmp_path / "out", "--quiet", ok=4), 4,
+            f"{data} line 1", *words)
+    refused(run("eval", "--engine", mini_int8, "--data", data, "--quiet", ok=4), 4, f"{data} line 1", *words)
+
+
+@pytest.mark.parametrize("text,words", [(b"", ["too few"]), (b"hello", ["too few"]), (b"hello \xff world", ["UTF-8"])], ids=repr)
+def test_text_for_perplexity_is_checked(text, words, mini_int8, tmp_path):
+    (tmp_path / "t.txt").write_bytes(text)
+    refused(run("eval", "--engine", mini_int8, "--data", EVAL / "eval.jsonl", "--limit", 1, "--text", tmp_path / "t.txt", "--quiet", ok=4), 4,
+            str(tmp_path / "t.txt"), *words)
+
+
+def test_a_drop_needs_two_engines(mini_int8, tmp_path):
+    refused(run("eval", "--engine", mini_int8, "--data", EVAL / "eval.jsonl", "--max-drop", "1", ok=2), 2, "--max-drop", "--engine twice")
+    refused(run("eval", "--engine", mini_int8, "--engine", tmp_path / "none", "--data", EVAL / "eval.jsonl", "--quiet", ok=4), 4, str(tmp_path / "none"))
+
+
+def test_damaged_tokenizer_of_a_model_has_a_way_out(mini_mir, tmp_path):
+    model = tmp_path / "model"
+    subprocess.run(["cp", "-r", mini_mir, model], check=True)
+    os.truncate(model / "tokenizer" / "tokenizer.json", 100)
+    (tmp_path / "q.yaml").write_text("quant: {}\n")
+    refused(run("quantize", "--model", model, "--config", tmp_path / "q.yaml", "--output", tmp_path / "out", "--quiet", ok=4), 4, "tokenizer.json",
+            "make this folder again")
 
 
 def test_calibration_text_of_other_bytes_is_named(mini_mir, tmp_path):

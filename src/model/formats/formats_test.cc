@@ -285,6 +285,12 @@ TEST(Storage, PackedIntegersAreChecked) {
   c.put_ints("weight_shape", {32, 32});
   c.put_f32("weight_scale", {32, 3}, 1);
   EXPECT_THAT(c.refused(), HasSubstr("weight_scale has shape [32, 3], expected [32, 2]"));
+  // Two groups of 17 would be two columns of scales, too.
+  Json& group = c.config["quantization_config"]["config_groups"]["g"]["weights"]["group_size"];
+  group = 17;
+  c.put_f32("weight_scale", {32, 2}, 1);
+  EXPECT_THAT(c.refused(), AllOf(HasSubstr("32 inputs, no multiple of the group of 17"), HasSubstr("correct it")));
+  group = 16;
   c.put_f32("weight_scale", {32, 2}, INFINITY);
   EXPECT_THAT(c.refused(), AllOf(HasSubstr("weight_scale"), HasSubstr("scale 0 of 64 is NaN or infinite")));
   c.tensors.erase(Changed::name("weight_shape"));

@@ -106,7 +106,8 @@ class Finder {
         return expect_shape(t, {{1}, {}, {1, 1}}, "one scale for the matrix");
       case Strategy::kChannel:
         return expect_shape(t, {{gr, 1}, {gr}}, "one scale per row");
-      case Strategy::kGroup:
+      case Strategy::kGroup:  // compressed-tensors makes no other: a group that does not divide contradicts the file
+        MI_TRY_VOID(whole_groups());
         return expect_shape(t, {{gr, gc}}, fmt::format("{} in groups of {}", of, format().group));
       case Strategy::kBlock:
         return expect_shape(t, {{gr, gc}},
@@ -232,6 +233,7 @@ class Finder {
     s_.shape = awq ? Shape{t_.entry->shape[1] * per_word, t_.entry->shape[0]}
                    : Shape{t_.entry->shape[1], t_.entry->shape[0] * per_word};
     const int64_t out = s_.shape[0], in = s_.shape[1], groups = grid_cols(in);
+    if (awq && format().group > 0) MI_TRY_VOID(whole_groups());  // WQLinear_GEMM takes no other; GPTQ's last group may be short
     const std::string why =
         fmt::format("{} in groups of {} inputs", shape_text(s_.shape), format().group > 0 ? format().group : in);
     MI_TRY(s_.scale, sibling(module + ".scales"));
@@ -248,7 +250,7 @@ class Finder {
 
   Status whole_groups() const {
     if (s_.shape.back() % format().group == 0) return {};
-    return bad_input("{}: tensor {} has {} inputs, no multiple of the group of {}", t_.path(), t_.name(),
+    return bad_input("{}: tensor {} has {} inputs, no multiple of the group of {} that quantization_config gives; correct it", t_.path(), t_.name(),
                      s_.shape.back(), format().group);
   }
 
