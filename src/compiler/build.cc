@@ -37,16 +37,7 @@ Status check_options(const BuildOptions& o) {
     auto p = parse_precision(o.precision);
     return p.ok() ? Status() : Status(p.error());
   }());
-  // With force the output is replaced in the end: it must not be the input or hold it.
-  std::error_code ec;
-  if (o.model.empty()) return {};
-  const Path model = std::filesystem::weakly_canonical(o.model, ec),
-             output = std::filesystem::weakly_canonical(o.output, ec);
-  const auto [end, unused] = std::mismatch(output.begin(), output.end(), model.begin(), model.end());
-  if (end == output.end())
-    return fail(ErrorCode::kUsage, "{}: the output is the model itself or a folder around it; choose another",
-                o.output.string());
-  return {};
+  return check_outside(o.model, o.output);
 }
 
 artifact::ModelFacts facts_of(const ir::Graph& g, const Program& p) {
@@ -170,7 +161,6 @@ const std::vector<std::string>& targets() {
 
 Result<BuildReport> build_engine(const BuildOptions& o) {
   MI_TRY_VOID(check_options(o));
-  MI_TRY_VOID(check_outside(o.model, o.output));
   MI_TRY(const ir::MirDir mir, ir::MirDir::open(o.model));
   return build_engine(mir, o);
 }

@@ -88,7 +88,7 @@ def small_disk(tmp_path):
 
 @pytest.fixture
 def disk_for_the_output_only(tmp_path):
-    yield from mounted(tmp_path / "disk", "40m")
+    yield from mounted(tmp_path / "disk", "14m")
 
 
 @pytest.mark.parametrize("command", ["export", "quantize", "quantize-gptq", "build", "convert"])
