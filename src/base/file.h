@@ -126,6 +126,8 @@ class OutputFile {
 // From now on SIGINT, SIGTERM and SIGHUP (unless ignored, as under nohup) remove unfinished outputs and end the process
 // with 128 + signal. Call it before other threads start: they must inherit the blocked signals.
 void remove_outputs_on_signal();
+// A line that it prints when a signal ends the process; "": none.
+void say_on_signal(std::string note);
 
 // Free bytes of the file system that holds p (or its nearest existing parent).
 Result<uint64_t> free_bytes(const Path& p);

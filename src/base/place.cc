@@ -3,6 +3,7 @@
 #include <sys/statvfs.h>
 
 #include <algorithm>
+#include <cctype>
 
 #include "base/util.h"
 
@@ -34,6 +35,12 @@ Status check_outside(const Path& input, const Path& output) {
 Path beside(const Path& output, std::string_view suffix) {
   Path p = output.has_filename() ? output : output.parent_path();
   return p.concat(suffix);
+}
+
+std::string lower_ending(const Path& file) {
+  std::string s = file.extension().string();
+  std::transform(s.begin(), s.end(), s.begin(), [](unsigned char c) { return char(std::tolower(c)); });
+  return s;
 }
 
 Error disk_full(const Path& p) {

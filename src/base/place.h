@@ -16,12 +16,12 @@ Status check_outside(const Path& input, const Path& output);
 // The path of a neighbour, "out" and "out/" with ".piece": "out.piece".
 Path beside(const Path& output, std::string_view suffix);
 
+// The ending of its name in small letters: ".json" of "A.JSON".
+std::string lower_ending(const Path& file);
+
 // A write at p that found no room: bytes, or files, are used up.
 Error disk_full(const Path& p);
 // ... or a file larger than a limit allows.
 Error too_large(const Path& p);
-
-// A line that remove_outputs_on_signal() prints when a signal ends the process; "": none.
-void say_on_signal(std::string note);
 
 }  // namespace mi

@@ -1,7 +1,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cctype>
 #include <cmath>
 #include <optional>
 
@@ -28,13 +27,6 @@ struct Flags {
   std::optional<double> max_kl, max_drop, memory, bits;
   tools::QualityLimits quality;
 };
-
-// What --sensitivity writes is told by its ending.
-std::string report_ending(const std::string& file) {
-  std::string s = Path(file).extension().string();
-  std::transform(s.begin(), s.end(), s.begin(), [](unsigned char c) { return char(std::tolower(c)); });
-  return s;
-}
 
 // A flag that would change nothing is a mistake.
 Status check_unused(const Flags& f) {
@@ -65,7 +57,7 @@ Status check(const Flags& f) {
     return fail(ErrorCode::kUsage, "--search needs a limit: --max-kl, --max-drop, --memory or --max-bits");
   if (!f.search && (f.memory || f.bits || !f.save_recipe.empty()))
     return fail(ErrorCode::kUsage, "--memory, --max-bits and --save-recipe go with --search");
-  if (const std::string e = report_ending(f.sensitivity); !f.sensitivity.empty() && e != ".html" && e != ".json" && e != ".txt")
+  if (const std::string e = lower_ending(f.sensitivity); !f.sensitivity.empty() && e != ".html" && e != ".json" && e != ".txt")
     return fail(ErrorCode::kUsage, "--sensitivity {}: writes .html, .json or .txt; give one of these endings", f.sensitivity);
   return check_unused(f);
 }
@@ -82,7 +74,7 @@ Result<int> run_sensitivity(const Flags& f, quant::QuantizeOptions o, hw::Thread
                            quant::front_text(plan.front, nullptr);
   Json j = quant::sensitivity_json(plan.sensitivity);
   j["front"] = quant::front_json(plan.front, plan.sensitivity);
-  const std::string ending = report_ending(f.sensitivity);
+  const std::string ending = lower_ending(f.sensitivity);
   MI_TRY_VOID(out.writer().write(std::string_view(ending == ".json"   ? dump_json(j, 1)
                                                   : ending == ".html" ? tools::sensitivity_page(o.model.filename().string(), plan.sensitivity, plan.front)
                                                                       : text)));

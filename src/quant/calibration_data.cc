@@ -1,11 +1,11 @@
 #include "quant/calibration_data.h"
 
 #include <algorithm>
-#include <cctype>
 #include <sstream>
 
 #include "base/in_file.h"
 #include "base/json.h"
+#include "base/place.h"
 #include "base/util.h"
 #include "text/messages.h"
 
@@ -18,12 +18,6 @@ Error no_tokenizer(const Path& file) {
   return bad_input(
       "{}: this model has no tokenizer.json, so only lines of the form {{\"ids\": [...]}} can calibrate it",
       file.string());
-}
-
-std::string lower_ending(const Path& file) {
-  std::string s = file.extension().string();
-  std::transform(s.begin(), s.end(), s.begin(), [](unsigned char c) { return char(std::tolower(c)); });
-  return s;
 }
 
 Result<Ids> line_ids(const Json& line, const std::string& what, const CalibrationRequest& r,
