@@ -344,9 +344,9 @@ TEST_F(Build, OptionsThatMakeNoSense) {
   o = good;
   o.output = o.model;
   o.force = true;
-  failed(build_engine(o), ErrorCode::kUsage, "the model itself");
+  failed(build_engine(o), ErrorCode::kUsage, "own folder");
   o.output = dir_;
-  failed(build_engine(o), ErrorCode::kUsage, "around it");
+  failed(build_engine(o), ErrorCode::kUsage, "inside the output");
   o = good;
   o.model = dir_ / "missing";
   failed(build_engine(o), ErrorCode::kBadInput, "missing");

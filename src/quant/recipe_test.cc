@@ -61,7 +61,7 @@ TEST(RecipeTest, Observers) {
   const QuantConfig c = recipe("observer: percentile, percentile: 99.5");
   EXPECT_EQ(c.observer, Observer::kPercentile);
   EXPECT_EQ(c.percentile, 99.5);
-  EXPECT_EQ(recipe("percentile: 100").percentile, 100);
+  EXPECT_EQ(recipe("observer: percentile, percentile: 100").percentile, 100);
 }
 
 TEST(RecipeTest, Smoothing) {
@@ -78,7 +78,7 @@ TEST(RecipeTest, SensitiveLayersAndBound) {
   EXPECT_TRUE(c.sensitive_auto);
   EXPECT_TRUE(c.sensitive_layers.empty());
   EXPECT_EQ(c.bound, 0.5);
-  EXPECT_EQ(recipe("bound: 0").bound, 0);
+  EXPECT_EQ(recipe("sensitive_layers: auto, bound: 0").bound, 0);
   EXPECT_FALSE(recipe("sensitive_layers: [auto]").sensitive_auto);
 }
 

@@ -175,10 +175,10 @@ TEST(StoredScalesTest, MeasuredOverWhatSmoothingLeaves) {
   EXPECT_FLOAT_EQ(numbers.at("layers.1.act.h.scale"), 4.0f / 127);  // 6/2, 0/1 | 1/1, 2/5 | 3/1, 10/5 | 2/2, 4/1
 
   // Where scales saturate it is the percentile of `saturation`, whatever the observer of static ones.
-  const QuantConfig mixed = recipe("activation_scheme: per_tensor, percentile: 99, saturation: {percentile: 51, layers: [\"re:.*experts.gate\"]}");
+  const QuantConfig mixed = recipe("activation_scheme: per_tensor, observer: percentile, percentile: 100, saturation: {percentile: 51, layers: [\"re:.*experts.gate\"]}");
   const auto ends = StoredScales::choose(mixed, g)->measure(small_capture(), {}, mixed);
   EXPECT_FLOAT_EQ(ends.at("layers.1.act.m.scale"), 4.0f / 127);   // of 4, 1, 2, 8: sorted, place 2
-  EXPECT_FLOAT_EQ(ends.at("layers.1.act.h.scale"), 10.0f / 127);  // minmax
+  EXPECT_FLOAT_EQ(ends.at("layers.1.act.h.scale"), 10.0f / 127);  // all of it
 
   // A percentile of a smoothed value counts smoothed magnitudes.
   const QuantConfig p = recipe("activation_scheme: per_tensor, observer: percentile, percentile: 51");
