@@ -13,7 +13,7 @@ mod tokenizer;
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::RefCell;
-use std::panic::{catch_unwind, AssertUnwindSafe};
+use std::panic::{catch_unwind, resume_unwind, AssertUnwindSafe, PanicHookInfo};
 use std::sync::Once;
 
 /// Without memory the process ends as where C++ finds none, with one sentence and exit code 3: Rust itself would abort.
@@ -92,22 +92,43 @@ pub(crate) unsafe fn text<'a>(data: *const u8, len: usize, what: &str) -> Result
     std::str::from_utf8(slice(data, len)).map_err(|e| format!("{what} is not valid UTF-8 (byte {})", e.valid_up_to()))
 }
 
+/// The last panic of this thread: the source file that it began in, and its words.
+struct Panic {
+    file: String,
+    text: String,
+}
+
 thread_local! {
-    static PANIC: RefCell<Option<String>> = const { RefCell::new(None) };
+    static PANIC: RefCell<Option<Panic>> = const { RefCell::new(None) };
+}
+
+fn note_panic(info: &PanicHookInfo) {
+    let payload = info.payload();
+    let words = payload.downcast_ref::<&str>().copied();
+    let text = words.or(payload.downcast_ref::<String>().map(String::as_str)).unwrap_or("no reason given");
+    let file = info.location().map_or("", |at| at.file());
+    let noted = Panic { file: file.to_string(), text: text.replace('\n', " ") };
+    PANIC.with(|p| *p.borrow_mut() = Some(noted));
 }
 
 /// Runs `f`; a panic in it is a Failure. The panic's text goes into the message instead of to stderr.
 pub(crate) fn guard<T>(f: impl FnOnce() -> Result<T, Failure>) -> Result<T, Failure> {
     static HOOK: Once = Once::new();
-    HOOK.call_once(|| {
-        std::panic::set_hook(Box::new(|info| {
-            let text = info.to_string().replace('\n', " ");
-            PANIC.with(|p| *p.borrow_mut() = Some(text));
-        }));
-    });
+    HOOK.call_once(|| std::panic::set_hook(Box::new(note_panic)));
     catch_unwind(AssertUnwindSafe(f)).unwrap_or_else(|_| {
-        let text = PANIC.with(|p| p.borrow_mut().take()).unwrap_or_default();
-        Err(format!("internal error of the text library: {text}"))
+        let Panic { file, text } = PANIC.take().unwrap_or(Panic { file: String::new(), text: String::new() });
+        Err(format!("internal error of the text library: {text} ({file})"))
+    })
+}
+
+/// Runs `f` within `guard`; a panic that begins in the sources of `library` is a Failure with its words alone, for where
+/// the input, not this program, made the library stop. Any other panic goes on.
+pub(crate) fn guard_library<T>(library: &str, f: impl FnOnce() -> T) -> Result<T, Failure> {
+    catch_unwind(AssertUnwindSafe(f)).map_err(|panic| {
+        match PANIC.with(|p| p.borrow_mut().take_if(|p| p.file.contains(library))) {
+            Some(theirs) => theirs.text,
+            None => resume_unwind(panic),
+        }
     })
 }
 

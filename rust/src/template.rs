@@ -3,7 +3,7 @@
 
 use crate::marks::{self, is_word, Source};
 use crate::methods::{self, Raised};
-use crate::{answer, text, Buf, Failure, Range};
+use crate::{answer, guard_library, text, Buf, Failure, Range};
 use minijinja::syntax::SyntaxConfig;
 use minijinja::{Environment, Error, ErrorKind, Value};
 use serde_json::{Map, Value as Json};
@@ -35,7 +35,7 @@ impl Template {
         env.set_syntax(syntax.map_err(|e| e.to_string())?);
         methods::install(&mut env);
         let source = generation_as_with(source);
-        env.add_template_owned(NAME, source.clone()).map_err(|e| describe(&e, Some(&source)))?;
+        jinja(|| env.add_template_owned(NAME, source.clone()))?.map_err(|e| describe(&e, Some(&source)))?;
         let fixed = object(fixed, "the template's variables")?;
         Ok(Template { env, fixed })
     }
@@ -71,17 +71,24 @@ impl Template {
             strings.push(text.to_string());
             text.to_string()
         });
-        let text = template.render(plain_variables).map_err(|e| describe(&e, Some(template.source())))?;
+        let text =
+            jinja(|| template.render(plain_variables))?.map_err(|e| describe(&e, Some(template.source())))?;
         if strings.is_empty() {
             return Ok(Rendered { text, user: vec![] });
         }
-        let marked = marks::with_marks(|| template.render(variables(&mut marks::wrap)));
+        let marked = jinja(|| marks::with_marks(|| template.render(variables(&mut marks::wrap))));
         let user = marked
             .ok()
+            .and_then(Result::ok)
             .and_then(|marked| marks::compare(&text, &marked))
             .unwrap_or_else(|| marks::search(&text, &strings));
         Ok(Rendered { text, user })
     }
+}
+
+/// Templates can make the Jinja library itself panic (3.1.0: `loop.cycle()` without arguments divides by zero).
+fn jinja<T>(f: impl FnOnce() -> T) -> Result<T, Failure> {
+    guard_library("/minijinja", f).map_err(|words| format!("chat template: the Jinja engine gives up: {words}"))
 }
 
 /// As the reference hands messages to templates: without null members, and reasoning under each of its names.

@@ -233,6 +233,15 @@ TEST(ChatTemplateErrors, HostileTemplatesEnd) {
   }
 }
 
+// The Jinja library divides by the number of arguments; Jinja itself raises a TypeError.
+TEST(ChatTemplate, APanicOfTheEngineIsTheTemplatesFault) {
+  auto t = compile("{% for x in [1, 2] %}{{ loop.cycle() }}{% endfor %}");
+  auto r = t->render("[]", "", "", true);
+  ASSERT_FALSE(r.ok());
+  EXPECT_THAT(r.error().message(), HasSubstr("chat template: the Jinja engine gives up: attempt to calculate"));
+  EXPECT_EQ(render("{% for x in [1, 2] %}{{ loop.cycle('a', 'b') }}{% endfor %}", user_message("x")).text, "ab");
+}
+
 TEST(ChatTemplate, LongConversationsFitTheLimits) {
   Json messages = Json::array();
   for (int i = 0; i < 3000; ++i)
