@@ -1,16 +1,12 @@
 # mi_room(NAME ROOMS a b LIBS x y): the library mi_NAME from every *.cc of the folder (sub-folders included),
 # linked to exactly the rooms it may include, and one test program mi_NAME_test from its *_test.cc files.
-# FUZZ_FOLDERS: the sub-folders that the room's fuzzers need; with MI_FUZZ the library holds only these.
+# With MI_FUZZ each *_fuzz.cc becomes a fuzzer of its own.
 function(mi_room name)
-  cmake_parse_arguments(ARG "" "" "ROOMS;LIBS;TEST_ROOMS;TEST_LIBS;FUZZ_FOLDERS" ${ARGN})
+  cmake_parse_arguments(ARG "" "" "ROOMS;LIBS;TEST_ROOMS;TEST_LIBS" ${ARGN})
   file(GLOB_RECURSE all CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/*.cc)
   set(sources ${all})
   list(FILTER sources EXCLUDE REGEX "(_test|_bench|_fuzz)\\.cc$")
   list(FILTER sources EXCLUDE REGEX "/main\\.cc$")
-  if(MI_FUZZ AND ARG_FUZZ_FOLDERS)
-    list(JOIN ARG_FUZZ_FOLDERS "|" folders)
-    list(FILTER sources INCLUDE REGEX "/(${folders})/[^/]+\\.cc$")
-  endif()
   set(tests ${all})
   list(FILTER tests INCLUDE REGEX "_test\\.cc$")
   set(benches ${all})
@@ -24,9 +20,6 @@ function(mi_room name)
   else()
     add_library(mi_${name} INTERFACE)
     set(scope INTERFACE)
-  endif()
-  if(MI_FUZZ)   # a plain build then makes the fuzzers and what they link, nothing else
-    set_target_properties(mi_${name} PROPERTIES EXCLUDE_FROM_ALL TRUE)
   endif()
   target_include_directories(mi_${name} ${scope} ${CMAKE_SOURCE_DIR}/src)
   foreach(r ${ARG_ROOMS})

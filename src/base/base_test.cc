@@ -222,6 +222,15 @@ TEST(JsonTest, ErrorsNameTheSourceAndThePlace) {
   EXPECT_LT(parse_json("[\"" + std::string(100000, 'a'), "x").error().message().size(), 500u);     // quotes only a part
 }
 
+TEST(JsonTest, ValuesAreCounted) {
+  JsonLimits limits;
+  limits.max_values = 5;
+  const std::string five = R"([1, {"a": null, "b": "x"}])";
+  EXPECT_TRUE(parse_json(five, "x", limits).ok());
+  EXPECT_EQ(parse_json("[" + five + "]", "x", limits).error().message(), "x: JSON of more than 5 values");
+  EXPECT_FALSE(parse_json("[[], [], [], [], []]", "x", limits).ok());
+}
+
 TEST(JsonTest, LastDuplicateCountsWhereAllowed) {
   JsonLimits limits;
   limits.refuse_duplicate_keys = false;

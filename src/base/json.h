@@ -1,5 +1,5 @@
 #pragma once
-// nlohmann::json with the manners that outside input needs: bounded size and depth, line and column in errors, no
+// nlohmann::json with the manners that outside input needs: bounded size, depth and count, line and column in errors, no
 // exceptions, duplicate keys refused where asked, unknown keys named with the nearest known one.
 
 #include <filesystem>
@@ -18,6 +18,7 @@ using Json = nlohmann::ordered_json;   // keeps the order of keys
 struct JsonLimits {
   size_t max_bytes = size_t(512) << 20;
   int max_depth = 128;
+  size_t max_values = SIZE_MAX;         // of the whole text: a value of two bytes takes up to a hundred in memory
   bool refuse_duplicate_keys = true;    // false: the last one counts
 };
 // `what` names the source in errors: "config.json".

@@ -1,6 +1,6 @@
-// Parsing without trust and without exceptions: nlohmann's iterative parser feeds a handler that bounds the depth,
-// finds duplicate keys and appends members directly. (ordered_json's own insertion searches the object for every key,
-// which for a header of a million tensors takes hours.)
+// Parsing without trust and without exceptions: nlohmann's iterative parser feeds a handler that bounds the depth and the
+// number of values, finds duplicate keys and appends members directly. (ordered_json's own insertion searches the object
+// for every key, which for a header of a million tensors takes hours.)
 #include <algorithm>
 #include <optional>
 #include <unordered_map>
@@ -28,12 +28,12 @@ class Builder final : public nlohmann::json_sax<Json> {
   // With `member`, the value of every top-level member is handed over and dropped instead of collected.
   Builder(const JsonLimits& limits, const JsonMember* member) : limits_(limits), member_(member) {}
 
-  bool null() override { return add(Json(nullptr)); }
-  bool boolean(bool v) override { return add(Json(v)); }
-  bool number_integer(int64_t v) override { return add(Json(v)); }
-  bool number_unsigned(uint64_t v) override { return add(Json(v)); }
-  bool number_float(double v, const std::string&) override { return add(Json(v)); }
-  bool string(std::string& v) override { return add(Json(std::move(v))); }
+  bool null() override { return count() && add(Json(nullptr)); }
+  bool boolean(bool v) override { return count() && add(Json(v)); }
+  bool number_integer(int64_t v) override { return count() && add(Json(v)); }
+  bool number_unsigned(uint64_t v) override { return count() && add(Json(v)); }
+  bool number_float(double v, const std::string&) override { return count() && add(Json(v)); }
+  bool string(std::string& v) override { return count() && add(Json(std::move(v))); }
   bool binary(Json::binary_t&) override { return stop("binary data"); }
   bool start_object(size_t) override { return open(Json::object()); }
   bool start_array(size_t) override { return open(Json::array()); }
@@ -69,9 +69,13 @@ class Builder final : public nlohmann::json_sax<Json> {
     problem = std::move(p);
     return false;
   }
+  bool count() {
+    return ++values_ <= limits_.max_values || stop(fmt::format("JSON of more than {} values", limits_.max_values));
+  }
   bool open(Json empty) {
     if (int(open_.size()) >= limits_.max_depth) return stop(fmt::format("JSON nested more than {} deep", limits_.max_depth));
     if (member_ && open_.empty() && !empty.is_object()) return stop("expected an object");
+    if (!count()) return false;
     open_.push_back({std::move(empty), {}});
     return true;
   }
@@ -115,6 +119,7 @@ class Builder final : public nlohmann::json_sax<Json> {
   const JsonLimits limits_;
   const JsonMember* member_;
   std::vector<Open> open_;
+  size_t values_ = 0;
   std::unordered_set<std::string> top_keys_;
 };
 

@@ -151,6 +151,9 @@ Json ops_json(const std::vector<ViewOp>& ops) {
 }
 
 Result<StridedView> apply(const std::vector<ViewOp>& ops, StridedView v, bool is_vector) {
+  const auto skip = [&v](int64_t elements) {
+    if (v.data) v.data += elements * int64_t(dtype_bytes(v.dtype));
+  };
   for (const ViewOp& op : ops) {
     const size_t rank = v.dim.size(), least = is_vector ? 1 : 2;
     const std::string shape = shape_text(v.dim);
@@ -182,13 +185,13 @@ Result<StridedView> apply(const std::vector<ViewOp>& ops, StridedView v, bool is
         if (v.dim[row] % 2 != 0)
           return bad_input("has shape {}, whose {} rows do not divide into halves", shape, v.dim[row]);
         v.dim[row] /= 2;
-        v.data += op.args[0] * v.dim[row] * v.stride[row] * int64_t(dtype_bytes(v.dtype));
+        skip(op.args[0] * v.dim[row] * v.stride[row]);
         break;
       case ViewOp::Kind::kEvery:
         if (v.dim[row] % op.args[0] != 0)
           return bad_input("has shape {}, whose {} rows are no multiple of {}", shape, v.dim[row], op.args[0]);
         v.dim[row] /= op.args[0];
-        v.data += op.args[1] * v.stride[row] * int64_t(dtype_bytes(v.dtype));
+        skip(op.args[1] * v.stride[row]);
         v.stride[row] *= op.args[0];
         break;
       case ViewOp::Kind::kRows:
@@ -196,7 +199,7 @@ Result<StridedView> apply(const std::vector<ViewOp>& ops, StridedView v, bool is
           return bad_input("has shape {}, which holds no rows {} to {}", shape, op.args[0],
                            op.args[0] + op.args[1] - 1);
         v.dim[row] = op.args[1];
-        v.data += op.args[0] * v.stride[row] * int64_t(dtype_bytes(v.dtype));
+        skip(op.args[0] * v.stride[row]);
         break;
       case ViewOp::Kind::kReshape: {
         const auto n = shape_count(op.args);

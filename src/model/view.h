@@ -39,7 +39,8 @@ Json ops_json(const std::vector<ViewOp>& ops);  // as parse_view_ops reads it, n
 // "transpose, half 0"; "" for none.
 std::string ops_text(const std::vector<ViewOp>& ops);
 
-// is_vector: the rows are the last dimension (biases). The error says what does not fit, without the tensor's name.
+// is_vector: the rows are the last dimension (biases). A view without data gives the shape alone. The error says what
+// does not fit, without the tensor's name.
 Result<StridedView> apply(const std::vector<ViewOp>& ops, StridedView v, bool is_vector);
 
 // Elements [begin, begin + n) of the view in row-major order, to out.

@@ -9,6 +9,7 @@ namespace mi::server {
 namespace {
 
 constexpr int kMaxDepth = 64;
+constexpr size_t kMaxValues = 1000000;   // prompts of token ids have the most; a body of the densest JSON took fifty times its size
 
 std::optional<ApiError> object_expected(const Json& body) {
   if (body.is_object()) return std::nullopt;
@@ -190,6 +191,7 @@ std::optional<ApiError> read_tool_calls(const Json& calls, const std::string& wh
         if (!a.get_ref<const std::string&>().empty()) {
           JsonLimits limits;
           limits.max_depth = kMaxDepth;
+          limits.max_values = kMaxValues;
           limits.refuse_duplicate_keys = false;
           auto parsed = parse_json(a.get_ref<const std::string&>(), where + ".tool_calls: arguments", limits);
           if (!parsed.ok() || !parsed->is_object())
@@ -395,6 +397,7 @@ SamplingDefaults sampling_defaults(const Json& g) {
 std::variant<Json, ApiError> parse_body(const std::string& body) {
   JsonLimits limits;
   limits.max_depth = kMaxDepth;
+  limits.max_values = kMaxValues;
   auto parsed = parse_json(body, "the body", limits);
   if (!parsed.ok()) {
     ApiError e;

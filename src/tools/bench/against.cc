@@ -104,8 +104,9 @@ Result<ChildRun> parse_bench_output(std::string_view text, const BenchCases& cas
       {"prefill", &cases.prefill}, {"decode", &cases.decode}, {"batch", &cases.batch}};
   for (const auto& [metric, list] : lists)
     for (int64_t n : *list) {
-      const auto row =
-          std::find_if(found.begin(), found.end(), [&](const BenchRow& r) { return r.metric == metric && r.n == n; });
+      const auto row = std::find_if(found.begin(), found.end(), [n, name = metric](const BenchRow& r) {
+        return r.metric == name && r.n == n;
+      });
       if (row == found.end()) return bad_input("{} printed no figure for --{} {}", what, metric, n);
       run.rows.push_back(*row);
     }

@@ -95,7 +95,7 @@ std::string sweep_table(const std::vector<SweepCell>& cells) {
     for (size_t i = 0; i < cells.size(); ++i) {
       if (i % batches.size() == 0) s += fmt::format("\n{:<16}", fmt::format("prompt {}", cells[i].prompt));
       const bool noted = std::any_of(cells[i].notes.begin(), cells[i].notes.end(),
-                                     [&](const std::string& n) { return n.rfind(what, 0) == 0; });
+                                     [name = what](const std::string& n) { return n.rfind(name, 0) == 0; });
       s += fmt::format(" {:>12}", fmt::format("{:.1f}{}", median(cells[i].*speed), noted ? " *" : "  "));
     }
     s += "\n";
