@@ -87,7 +87,7 @@ Result<Place> make_place(const Path& final_path, bool force, bool directory, std
   const Path parent = place.final.parent_path();
   if (!fs::is_directory(parent, ec)) return bad_input("{}: the folder {} does not exist; create it first", final_path.string(), parent.string());
   if (fs::exists(fs::symlink_status(place.final, ec))) {
-    if (!force) return bad_input("{}: exists already; give another --output or --force to replace it", final_path.string());
+    if (!force) return bad_input("{}: exists already; give another name, or --force to replace it", final_path.string());
     if (const std::string why = irreplaceable(place.final); !why.empty()) return bad_input("{}: {}, so --force does not replace it", final_path.string(), why);
   }
   remove_stale(place.final);

@@ -161,7 +161,8 @@ Result<int> run_quantize(const Flags& f) {
   if (f.bits) p.limits.max_bits = *f.bits;
   MI_TRY(const quant::Searched s, quant::quantize_searched(o, p, f.max_drop, pool));
   if (saved) {
-    MI_TRY_VOID(saved->writer().write(quant::recipe_text(s.plan.config, {"found by metainfer quantize --search"})));
+    MI_TRY(const std::string recipe, read_file(o.output / "recipe.yaml"));
+    MI_TRY_VOID(saved->writer().write(std::string_view(recipe)));
     MI_TRY_VOID(saved->commit());
   }
   Json j = quant::report_json(s.report);

@@ -16,9 +16,9 @@
 #include "compiler/kernel_fallbacks.h"
 #include "hw/cpu.h"
 #include "runtime/kv/store.h"
-#include "server/access_log.h"
 #include "server/http/listener.h"
 #include "server/keys.h"
+#include "server/line_log.h"
 #include "server/say.h"
 #include "server/server.h"
 #include "server/supervisor.h"
@@ -31,11 +31,11 @@ using server::say;
 
 struct Flags {
   EngineFlags engine;
-  std::string host = "127.0.0.1", model, key_file, tls_cert, tls_key, access_log;
+  std::string host = "127.0.0.1", model, key_file, tls_cert, tls_key, access_log, record_traffic;
   std::vector<std::string> cors_origins;
   int port = 8000;
   int64_t step = 0;
-  runtime::LoopOptions loop{.max_waiting = 1024, .max_queue_seconds = 30};
+  runtime::LoopOptions loop{.max_waiting = 1024, .max_queue_seconds = 10};
   double step_ms = -1, timeout = 0, kv_fraction = 0.6;
   int64_t kv_tokens = 0, kv_floor = 512, kv_growth = 1024;
   bool no_prefix_cache = false;
@@ -120,7 +120,9 @@ Result<int> run(const Flags& f) {
   MI_TRY(const server::Cors cors, server::Cors::make(f.cors_origins));
   allow_many_descriptors();
   signal(SIGPIPE, SIG_IGN);  // also in the watchdog's parent, which writes to the same log
-  const bool reloads = !f.key_file.empty() || !f.tls_cert.empty() || (!f.access_log.empty() && f.access_log != "-");
+  const auto is_file = [](const std::string& log) { return !log.empty() && log != "-"; };
+  const bool reloads =
+      !f.key_file.empty() || !f.tls_cert.empty() || is_file(f.access_log) || is_file(f.record_traffic);
   MI_TRY(int listener, server::inherited_listener());
   if (f.watchdog && !server::is_supervised()) {
     if (listener < 0) {
@@ -138,6 +140,7 @@ Result<int> run(const Flags& f) {
   o.tls_cert = f.tls_cert;
   o.tls_key = f.tls_key;
   o.access_log = f.access_log;
+  o.record_traffic = f.record_traffic;
   o.ui = !f.no_ui;
   o.cors = cors;
   o.stuck_seconds = f.stuck;
@@ -148,7 +151,8 @@ Result<int> run(const Flags& f) {
   }
   if (!f.key_file.empty()) MI_TRY_VOID(server::KeyRing::read(f.key_file));
   if (!f.tls_cert.empty()) MI_TRY_VOID(server::read_tls(f.tls_cert, f.tls_key));
-  if (!f.access_log.empty()) MI_TRY_VOID(server::AccessLog::check(f.access_log));
+  if (!f.access_log.empty()) MI_TRY_VOID(server::LineLog::check("--access-log", f.access_log));
+  if (!f.record_traffic.empty()) MI_TRY_VOID(server::LineLog::check("--record-traffic", f.record_traffic));
   if (!f.kv_disk.empty()) MI_TRY_VOID(runtime::kv::Store::check(f.kv_disk));
 
   const hw::ThreadAdvice advice = hw::advise_threads();
@@ -239,10 +243,12 @@ Command add_serve(CLI::App& parent) {
   app->add_option("--host", f->host, "address to listen on; 0.0.0.0 for all")->capture_default_str();
   app->add_option("--port", f->port, "0 picks a free one")->check(CLI::Range(0, 65535))->capture_default_str();
   app->add_option("--model", f->model, "served model name (default: the engine's); - and _ are equal");
-  app->add_option("--api-key-file", f->key_file, "file with keys, one a line; then every route but /health needs one");
+  app->add_option("--api-key-file", f->key_file, "file with keys, one a line; then every route but /health and /ready needs one");
   app->add_option("--tls-cert", f->tls_cert, "certificate chain (PEM): serve HTTPS; with --tls-key");
   app->add_option("--tls-key", f->tls_key, "the certificate's key (PEM, without password)");
   app->add_option("--access-log", f->access_log, "file for one JSON object per request; - is standard output");
+  app->add_option("--record-traffic", f->record_traffic,
+                  "file for the token ids of each prompt and its answer, one JSON object a line; for 'profile --experts --data', calibration and 'quantize --traffic'. It holds what users said");
   app->add_option("--cors-origin", f->cors_origins,
                   "a site whose pages may read the answers (https://chat.example.org), or * for all; may be repeated");
   app->add_flag("--no-ui", f->no_ui, "without the chat page at / and the plots at /dashboard");
@@ -333,7 +339,7 @@ Command add_serve(CLI::App& parent) {
       ->capture_default_str();
   app->footer(
       "Prints 'listening on http://HOST:PORT' when it is ready. SIGTERM or Ctrl-C: ends gracefully; twice, or "
-      "before it is ready: at once. SIGHUP: reads keys and certificate again, and opens the access log "
+      "before it is ready: at once. SIGHUP: reads keys and certificate again, and opens the logs "
       "again.\nExample:\n"
       "  metainfer serve --engine mini-m3-engine --host 0.0.0.0 --port 8000 --max-batch-size 32 --max-seq-len 4096");
   return {app, [f]() { return run(*f); }};

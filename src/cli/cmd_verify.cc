@@ -9,7 +9,7 @@ namespace mi::cli {
 namespace {
 
 struct Flags {
-  std::string engine, reference, model, kv_type, attention_order = "auto";
+  std::string engine, reference, model, data, kv_type, attention_order = "auto";
   int threads = 0;
   tools::VerifyLimits limits;
   bool json = false, passes = false;
@@ -20,6 +20,7 @@ Result<int> run_passes(const Flags& f) {
     return fail(ErrorCode::kUsage, "--passes takes --model MIR alone: it builds the engines itself");
   tools::PassesOptions o;
   o.model = f.model;
+  o.data = f.data;
   o.threads = f.threads;
   o.kv_type = f.kv_type;
   o.attention_order = f.attention_order;
@@ -35,6 +36,8 @@ Result<int> run(Flags& f, bool logits_given, bool hidden_given) {
   if (f.passes) return run_passes(f);
   if (int(!f.engine.empty()) + int(!f.reference.empty()) + int(!f.model.empty()) != 2)
     return fail(ErrorCode::kUsage, "give two of --engine, --model MIR and --reference FILE: they are compared");
+  if (!f.data.empty() && !f.reference.empty())
+    return fail(ErrorCode::kUsage, "--data is text to run; a --reference has its own inputs: leave one out");
   f.limits.given_logits = logits_given;
   f.limits.given_hidden = hidden_given;
   tools::SessionOptions so;
@@ -49,7 +52,7 @@ Result<int> run(Flags& f, bool logits_given, bool hidden_given) {
   } else {
     so.check = [&f](const text::ModelText&) { return f.reference.empty() ? tools::check_mir(f.model) : tools::check_reference(f.reference); };
     MI_TRY(const tools::Session s, tools::open_session(so));
-    MI_TRY(r, f.reference.empty() ? tools::verify_mir(s, f.engine, f.model, f.limits)
+    MI_TRY(r, f.reference.empty() ? tools::verify_mir(s, f.engine, f.model, f.data, f.limits)
                                   : tools::verify_reference(s, f.reference, f.limits));
   }
   if (f.json)
@@ -70,6 +73,8 @@ Command add_verify(CLI::App& parent) {
   app->add_option("--reference", f->reference,
                   "safetensors file with recorded inputs and outputs, and weights (dequant.NAME) for --model");
   app->add_option("--model", f->model, "MIR directory: its matrices are compared, and its plain float graph is run");
+  app->add_option("--data", f->data,
+                  "text or .jsonl that engine and model run, some sequences of it (default: built in, which is strange to a model of other text)");
   add_threads(*app, &f->threads);
   add_cache_flags(*app, &f->kv_type, &f->attention_order);
   auto* logits = app->add_option("--logits-max-abs", f->limits.logits_max_abs,

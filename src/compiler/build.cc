@@ -126,7 +126,7 @@ std::string shapes_text(const ir::Graph& g, const ir::Graph* before) {
   std::string s;
   const auto block = [&](const ir::Block& b, const ir::Block* old) {
     if (old && *old == b) return;
-    s += fmt::format("  {}{}\n", b.name, b.layers.empty() ? "" : fmt::format(" (layers {})", layers_text(b.layers)));
+    s += fmt::format("  {}{}\n", b.name, b.layers.empty() ? "" : fmt::format(" ({})", layers_text(b.layers)));
     const auto has = [](const ir::Block& x, const ir::Value& v) { return std::find(x.values.begin(), x.values.end(), v) != x.values.end(); };
     for (const ir::Node& n : b.nodes)
       for (const ir::ValueId v : n.out) {

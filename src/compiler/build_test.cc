@@ -413,7 +413,7 @@ TEST_F(Build, StrictNamesEachFallback) {
     text.replace(text.find(from), from.size(), to);
   BuildOptions o = options_of_text(text);
   o.strict = true;
-  failed(build_engine(o), ErrorCode::kCheckFailed, "layers 0: attn.o.weight");
+  failed(build_engine(o), ErrorCode::kCheckFailed, "layer 0: attn.o.weight");
   EXPECT_EQ(names_in_dir(), (std::vector<std::string>{"mir"}));
   o.strict = false;
   const auto r = build_engine(o);
@@ -421,7 +421,7 @@ TEST_F(Build, StrictNamesEachFallback) {
   EXPECT_EQ(r->manifest.fallbacks.size(), size_t(1));
   EXPECT_NE(report_text(*r).find("attn.o.weight"), std::string::npos);
   const std::string page = read_file(o.output / "report.html").value();
-  EXPECT_NE(page.find("layers 0: attn.o.weight"), std::string::npos);
+  EXPECT_NE(page.find("layer 0: attn.o.weight"), std::string::npos);
   EXPECT_NE(page.find("<summary>moe: layers 1-2"), std::string::npos);
   EXPECT_EQ(report_json(*r)["fallbacks"].size(), size_t(1));
 
@@ -448,7 +448,7 @@ TEST_F(Build, GroupsOfExpertsByHand) {
   for (const artifact::Instr& i : a->manifest.program)
     if (i.op == Op::kGroupedExperts) found.push_back(i.groups);
   EXPECT_EQ(found, (std::vector<std::vector<std::vector<int32_t>>>{{{0, 1, 2, 3}, {4, 5}}, {{5, 0}, {1, 2, 3, 4}}}));
-  EXPECT_NE(report_text(*r).find("expert groups layers 2: 2 groups: [5 0], [1 2 3 4]"), std::string::npos) << report_text(*r);
+  EXPECT_NE(report_text(*r).find("expert groups layer 2: 2 groups: [5 0], [1 2 3 4]"), std::string::npos) << report_text(*r);
 
   const auto wrong = [&](std::vector<ExpertGroups> groups, const std::string& words) {
     o.expert_groups = std::move(groups);

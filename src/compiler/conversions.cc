@@ -110,7 +110,7 @@ class Finder {
   void add(ir::ValueId v, bool to_int8, std::string by, std::string why) {
     const std::string& name = b_.values[size_t(v)].name;
     Conversion c;
-    c.where = b_.layers.empty() ? name : fmt::format("layers {}: {}", layers_text(b_.layers), name);
+    c.where = b_.layers.empty() ? name : fmt::format("{}: {}", layers_text(b_.layers), name);
     c.to_int8 = to_int8;
     c.by = std::move(by);
     c.why = std::move(why);

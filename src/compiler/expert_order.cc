@@ -223,7 +223,7 @@ std::string expert_order_text(const ExpertOrder& o) {
   std::vector<int32_t> moved;
   for (const LayerOrder& l : o.layers)
     if (l.pays()) moved.push_back(l.layer);
-  std::string s = fmt::format("expert order  layers {} by how {} tokens of {} choose{}{}\n", layers_text(moved), o.tokens, o.source,
+  std::string s = fmt::format("expert order  {} by how {} tokens of {} choose{}{}\n", layers_text(moved), o.tokens, o.source,
                               moved.size() < o.layers.size() ? "; the others stay: " + most_common_reason(o) : "", unknown_text(o));
   s += fmt::format("  chosen        {}\n", spread_text(o));
   s += fmt::format("  expected      learnt from the first half, judged on the second: a token whose experts are on disk reads {}\n", effect_text(sum_of(o, true)));

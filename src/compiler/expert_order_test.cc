@@ -103,7 +103,7 @@ TEST(ExpertOrder, LayersThatPayAndAreKnownMove) {
   EXPECT_EQ(m.weights[0].expert_slots, o.layers[0].slots);
   EXPECT_TRUE(m.weights[1].expert_slots.empty());
   const std::string text = expert_order_text(o);
-  EXPECT_NE(text.find("layers 3 by how 2000 tokens"), std::string::npos) << text;
+  EXPECT_NE(text.find("layer 3 by how 2000 tokens"), std::string::npos) << text;
   EXPECT_NE(text.find("1 layer not in the profile stays"), std::string::npos) << text;
   EXPECT_NE(text.find("learnt from the first half, judged on the second"), std::string::npos) << text;
 

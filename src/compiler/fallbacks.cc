@@ -42,7 +42,7 @@ void find_in(const ir::Block& b, std::vector<artifact::Fallback>* out) {
         if (ir::is_quantized(d) || float_by_design(d.mark) || seen[size_t(w)]) continue;
         seen[size_t(w)] = true;
         artifact::Fallback f;
-        f.where = b.layers.empty() ? d.name : fmt::format("layers {}: {}", layers_text(b.layers), d.name);
+        f.where = b.layers.empty() ? d.name : fmt::format("{}: {}", layers_text(b.layers), d.name);
         const double numbers = double(shape_count(d.shape).value_or(0)) * share_read(b, n);
         f.what = fmt::format("{} product in float instead of int8; a token reads {} of weights instead of {}, and {} of floats as input{}",
                              op_name(n.op), human_bytes(numbers * double(dtype_bytes(d.dtype))), human_bytes(numbers),
@@ -58,6 +58,7 @@ void find_in(const ir::Block& b, std::vector<artifact::Fallback>* out) {
 }  // namespace
 
 std::string layers_text(const std::vector<int32_t>& layers) {
+  const std::string word = layers.size() == 1 ? "layer " : "layers ";
   std::string out;
   for (size_t i = 0; i < layers.size();) {
     size_t j = i;
@@ -66,7 +67,7 @@ std::string layers_text(const std::vector<int32_t>& layers) {
     if (j > i) out += fmt::format("-{}", layers[j]);
     i = j + 1;
   }
-  return out;
+  return word + out;
 }
 
 std::vector<artifact::Fallback> find_fallbacks(const ir::Graph& g) {

@@ -12,7 +12,7 @@ namespace mi::compiler {
 
 // Empty for a model without any quantized matrix.
 std::vector<artifact::Fallback> find_fallbacks(const ir::Graph& g);
-// "0-2, 5"
+// "layers 0-2, 5", "layer 3"
 std::string layers_text(const std::vector<int32_t>& layers);
 
 }  // namespace mi::compiler

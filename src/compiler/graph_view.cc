@@ -67,7 +67,7 @@ std::string weights_text(const ir::Block& b, const ir::Node& n) {
 }
 
 std::string title_of(const ir::Block& b) {
-  return b.layers.empty() ? b.name : fmt::format("{}: layers {}", b.name, layers_text(b.layers));
+  return b.layers.empty() ? b.name : fmt::format("{}: {}", b.name, layers_text(b.layers));
 }
 
 template <class F>

@@ -110,7 +110,7 @@ KernelFallbacks find_kernel_fallbacks(const artifact::Manifest& m, const hw::Cpu
     if (!f) continue;
     const char* kind = kernels::gemm_format_name(format);
     artifact::Fallback x;
-    x.where = p.layers[0] < 0 ? p.name : fmt::format("layers {}: {}", layers_text(p.layers), p.name);
+    x.where = p.layers[0] < 0 ? p.name : fmt::format("{}: {}", layers_text(p.layers), p.name);
     if (f->better) {
       if (!estimate) estimate.emplace();
       constexpr int64_t kTokens = KernelFallbacks::kPromptTokens;

@@ -169,7 +169,8 @@ TEST(Fallbacks, FloatMatricesOfAnInt8Model) {
   EXPECT_EQ(f[0].where, "layers 1-2: attn.o.weight");
   EXPECT_NE(f[0].why.find("BF16"), std::string::npos);
   EXPECT_NE(f[0].what.find("reads 1.54 kB of weights instead of 768 B, and 128 B of floats as input in each"), std::string::npos) << f[0].what;
-  EXPECT_EQ(layers_text({0, 1, 2, 5, 7, 8}), "0-2, 5, 7-8");
+  EXPECT_EQ(layers_text({0, 1, 2, 5, 7, 8}), "layers 0-2, 5, 7-8");
+  EXPECT_EQ(layers_text({4}), "layer 4");
 }
 
 }  // namespace

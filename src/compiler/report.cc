@@ -54,7 +54,7 @@ std::string groups_text(const artifact::Manifest& m) {
     layers[form].push_back(i.layer);
   }
   std::string s;
-  for (const auto& [form, of] : layers) s += fmt::format("expert groups layers {}: {}\n", layers_text(of), form);
+  for (const auto& [form, of] : layers) s += fmt::format("expert groups {}: {}\n", layers_text(of), form);
   return s;
 }
 

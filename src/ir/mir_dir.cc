@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <unordered_set>
 
+#include "base/place.h"
 #include "base/util.h"
 #include "ir/text.h"
 #include "ir/verify.h"
@@ -96,6 +97,11 @@ Result<MirDir> MirDir::open(const Path& dir) {
       return bad_input("{}: this is a checkpoint, not a MIR directory; run 'metainfer export --model-dir {}' first",
                        dir.string(), dir.string());
     if (!std::filesystem::exists(dir, ec)) return bad_input("{}: no such folder", dir.string());
+    if (lower_ending(dir) == ".gguf")
+      return bad_input("{}: this is a GGUF file, not a MIR directory; run 'metainfer export --model-dir {}' first",
+                       dir.string(), dir.string());
+    return bad_input("{}: {}; give the MIR directory that metainfer export or quantize wrote", dir.string(),
+                     std::filesystem::is_directory(dir, ec) ? "this folder holds no model.mir" : "this is a file");
   }
   MI_TRY(const std::string text, read_file(text_path, kMaxModelText));
   auto graph = parse(text);

@@ -14,6 +14,8 @@ namespace {
 
 using Ids = std::vector<int32_t>;
 
+constexpr uint64_t kDrawSeed = 8;
+
 Error no_tokenizer(const Path& file) {
   return bad_input(
       "{}: this model has no tokenizer.json, so only lines of the form {{\"ids\": [...]}} can calibrate it",
@@ -50,12 +52,24 @@ Result<Ids> line_ids(const Json& line, const std::string& what, const Calibratio
 }
 
 // Consecutive runs of `length` ids; a last run shorter than a quarter is left out unless it is the only one.
-void cut(const Ids& ids, const CalibrationRequest& r, std::vector<Ids>* out) {
-  for (size_t i = 0; i < ids.size() && int64_t(out->size()) < r.samples; i += size_t(r.length)) {
-    const size_t n = std::min(ids.size() - i, size_t(r.length));
-    if (!out->empty() && int64_t(n) * 4 < r.length) break;
+void cut(const Ids& ids, int64_t length, std::vector<Ids>* out) {
+  for (size_t i = 0; i < ids.size(); i += size_t(length)) {
+    const size_t n = std::min(ids.size() - i, size_t(length));
+    if (i > 0 && int64_t(n) * 4 < length) break;
     out->emplace_back(ids.begin() + long(i), ids.begin() + long(i + n));
   }
+}
+
+template <typename T>
+void shuffle(std::vector<T>& v) {
+  for (size_t i = v.size(); i > 1; --i) std::swap(v[i - 1], v[size_t(random_u64(kDrawSeed, i) % i)]);
+}
+
+// A text's sequences: those that are used.
+void choose(CalibrationSet* set, const CalibrationRequest& r) {
+  if (r.draw) shuffle(set->sequences);
+  set->unused += std::max<int64_t>(0, int64_t(set->sequences.size()) - r.samples);
+  set->sequences.resize(std::min(set->sequences.size(), size_t(r.samples)));
 }
 
 CalibrationSet random_ids(const CalibrationRequest& r) {
@@ -83,7 +97,8 @@ Result<CalibrationSet> load_calibration(const CalibrationRequest& r, const text:
     } else {
       set.source = "built-in text";
       MI_TRY(const Ids ids, tokenizer->encode(builtin_calibration_text(), false));
-      cut(ids, r, &set.sequences);
+      cut(ids, r.length, &set.sequences);
+      choose(&set, r);
     }
   } else {
     MI_TRY(const std::string content, read_file(r.file));
@@ -92,21 +107,29 @@ Result<CalibrationSet> load_calibration(const CalibrationRequest& r, const text:
     if (ending == ".json")
       return bad_input("{}: text or .jsonl is read, an object a line; rename the file to .jsonl, or to .txt if it is meant as text",
                        r.file.string());
-    if (ending == ".jsonl") {
-      std::istringstream lines(content);
+    if (ending == ".jsonl" || ending == ".ndjson") {
+      std::vector<std::pair<int64_t, std::string>> lines;
+      std::istringstream all(content);
       std::string line;
-      for (int64_t n = 1; std::getline(lines, line) && int64_t(set.sequences.size()) < r.samples; ++n) {
-        if (line.find_first_not_of(" \t\r") == std::string::npos) continue;
+      for (int64_t n = 1; std::getline(all, line); ++n)
+        if (line.find_first_not_of(" \t\r") != std::string::npos) lines.emplace_back(n, std::move(line));
+      if (r.draw) shuffle(lines);
+      for (const auto& [n, text] : lines) {
+        if (int64_t(set.sequences.size()) >= r.samples) {
+          ++set.unused;
+          continue;
+        }
         const std::string what = fmt::format("{} line {}", r.file.string(), n);
-        MI_TRY(const Json j, parse_json(line, what));
-        MI_TRY(Ids ids, line_ids(j, what, r, tokenizer, chat));
-        if (int64_t(ids.size()) > r.length) ids.resize(size_t(r.length));
-        if (!ids.empty()) set.sequences.push_back(std::move(ids));
+        MI_TRY(const Json j, parse_json(text, what));
+        MI_TRY(const Ids ids, line_ids(j, what, r, tokenizer, chat));
+        cut(ids, r.length, &set.sequences);
       }
+      set.sequences.resize(std::min(set.sequences.size(), size_t(r.samples)));
     } else {
       if (!tokenizer) return no_tokenizer(r.file);
       MI_TRY(const Ids ids, in_file(tokenizer->encode(content, false), r.file.string()));
-      cut(ids, r, &set.sequences);
+      cut(ids, r.length, &set.sequences);
+      choose(&set, r);
     }
     if (set.sequences.empty()) return bad_input("{}: no calibration text in it", r.file.string());
   }

@@ -19,17 +19,21 @@ struct CalibrationSet {
   std::string source;                           // "calib.jsonl", "built-in text", "random ids (no tokenizer)"
   std::string hash;                             // XXH3-128 over the ids
   int64_t tokens = 0;
+  int64_t unused = 0;                           // lines, or sequences of a text, beyond `samples`
 };
 
 struct CalibrationRequest {
   Path file;  // empty: built in
   int64_t samples = 512, length = 256;
   int64_t vocab = 0;  // ids outside are refused
+  // The sequences are drawn from all of the text and come in the order of the draw, the same each time: whatever takes
+  // some of them, or every eighth, then has a fair sample of a file that goes from one kind of text to the next. Else
+  // the first ones, as they stand.
+  bool draw = false;
 };
 
 // tokenizer and chat may be null: then only {"ids"} lines work, and the built-in set becomes seeded random ids, which
-// is said in `source`. Plain text is cut into sequences of `length` tokens; a jsonl line is one sequence, cut at
-// `length`.
+// is said in `source`. Plain text and the lines of a .jsonl are cut into sequences of `length` tokens.
 Result<CalibrationSet> load_calibration(const CalibrationRequest& r, const text::Tokenizer* tokenizer,
                                         const text::ChatTemplate* chat);
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <optional>
+#include <set>
 
 #include "base/json.h"
 #include "ir/text.h"
@@ -129,7 +130,8 @@ Result<Choice> Choice::make(const QuantConfig& c, const ir::Graph& g, const std:
     choice.counts_.push_back({p, LayerFormat::kFloat, int64_t(hits.size())});
   }
   for (const auto& [pattern, format] : c.layers) {
-    MI_TRY(const auto hits, matching(c.key("layers"), pattern, modules.all));
+    MI_TRY(auto hits, matching(c.key("layers"), pattern, modules.all));
+    if (format != LayerFormat::kFloat) choice.leave_out_unusual(pattern, modules.usual, &hits);
     for (const std::string& m : hits) {
       if (const auto q = modules.quantized.find(m); q != modules.quantized.end())
         return bad_input("{}: layers: {} is {} already; only float matrices can be rounded", what, m,
@@ -142,6 +144,21 @@ Result<Choice> Choice::make(const QuantConfig& c, const ir::Graph& g, const std:
   for (const std::string& m : modules.usual) choice.kept_ += !choice.formats_.count(m);
   choice.rounds_tied_head_ = has_tied_head(g) && choice.rounds(kHeadWeight);
   return choice;
+}
+
+// The beginning of many names means those that are rounded anyway; a pattern may mean more, which is said.
+void Choice::leave_out_unusual(const std::string& pattern, const std::vector<std::string>& usual,
+                               std::vector<std::string>* hits) {
+  const std::set<std::string> known(usual.begin(), usual.end());
+  std::vector<std::string> common, others;
+  for (const std::string& m : *hits) (known.count(m) ? common : others).push_back(m);
+  if (common.empty() || others.empty()) return;
+  if (model::ModulePattern::is_one(pattern))
+    notes_.push_back(fmt::format("layers: {} of the {} matrices that '{}' matches stay float unless a recipe asks for them, "
+                                 "{} for one: they are rounded",
+                                 others.size(), hits->size(), pattern, others.front()));
+  else
+    *hits = std::move(common);
 }
 
 ir::QuantFormat Choice::format(int32_t layer, const ir::WeightDecl& d) const {

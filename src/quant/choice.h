@@ -1,7 +1,7 @@
 #pragma once
 // Which matrices are rounded, and to what: the recipe's default for those of attention, experts and dense layers, then
 // its sensitive_layers, then its `layers` in order; the last word wins. Router, index, shared gate and head stay float
-// unless `layers` names them.
+// unless `layers` names them: a name from which such and others begin means the others, a pattern all that it matches.
 
 #include <map>
 #include <string>
@@ -26,6 +26,7 @@ class Choice {
   bool rounds_tied_head() const { return rounds_tied_head_; }
 
   int64_t rounded() const { return int64_t(formats_.size()); }
+  const std::vector<std::string>& notes() const { return notes_; }
   int64_t kept() const { return kept_; }  // of those that the default rounds
 
   struct Count {
@@ -36,8 +37,10 @@ class Choice {
   const std::vector<Count>& counts() const { return counts_; }  // sensitive_layers, then layers
 
  private:
+  void leave_out_unusual(const std::string& pattern, const std::vector<std::string>& usual, std::vector<std::string>* hits);
   std::map<std::string, ir::QuantFormat> formats_;  // by module; one that is not here stays as it is
   std::vector<Count> counts_;
+  std::vector<std::string> notes_;
   int64_t kept_ = 0;
   bool rounds_tied_head_ = false;
 };

@@ -198,6 +198,10 @@ Status judge_unused(const std::string& what, QuantConfig* c) {
        "rounding: gptq does not reach weight_scheme: per_tensor, which is rounded to nearest");
   note(!c->smooth && (c->search_alpha || c->smooth_alpha != usual.smooth_alpha || !c->layer_alpha.empty() || c->smooth_down),
        "alpha, layers and down of smooth_quant have no effect: enable is false");
+  for (const auto& [pattern, format] : c->layers)
+    if (c->rounding == Rounding::kNone && format != LayerFormat::kFloat)
+      return bad_input("{}: rounding: none leaves the model in float, but layers wants '{}' at {}; remove one of them", what, pattern,
+                       layer_format_name(format));
   note(c->rounding == Rounding::kNone && (c->weight_bits != usual.weight_bits || c->activations != usual.activations),
        "weight_bits and activation_scheme have no effect: rounding: none leaves the model in float");
   return {};

@@ -75,7 +75,7 @@ Mix mix_of(const Sequences& s, const text::Tokenizer& t) {
     const auto place = std::lower_bound(kLengths.begin(), kLengths.end(), int64_t(ids.size()));
     m.lengths[size_t(place - kLengths.begin())] += 1;
     std::string text;
-    for (int32_t id : ids) text += t.token_bytes(id);
+    for (int32_t id : ids) text += t.is_special(id) ? "\n" : t.token_bytes(id);  // marks of turns are no code
     for (size_t at = 0; at < text.size();) {
       size_t end = text.find('\n', at);
       if (end == std::string::npos) end = text.size();

@@ -17,6 +17,12 @@ DType float_type_of(const ir::Graph& g) {
   return DType::kBF16;
 }
 
+// What the recipe rounds to where nothing else is said.
+LayerFormat base_format(const QuantConfig& c) {
+  if (c.weight_bits == 8) return LayerFormat::kInt8;
+  return c.group_size == 32 ? LayerFormat::kInt4G32 : c.group_size == 64 ? LayerFormat::kInt4G64 : LayerFormat::kInt4G128;
+}
+
 constexpr double kLessError = 0.95;  // of what a scale per token has: from here on saturation is worth its place
 
 // The modules that read a value, as a recipe names them.
@@ -57,6 +63,7 @@ Result<CalibrationSet> calibration_of(const ir::MirDir& mir, const QuantizeOptio
   request.samples = o.config.calibration_samples;
   request.length = std::min(o.config.calibration_length, std::max<int64_t>(1, mir.graph.info.max_positions));
   request.vocab = mir.graph.info.vocab;
+  request.draw = true;
   return load_calibration(request, text.tokenizer.get(), text.chat.get());
 }
 
@@ -86,8 +93,10 @@ Result<Planned> plan_recipe(const QuantizeOptions& o, const PlanOptions& p, hw::
   so.saturation = c.saturation_auto;
   so.sample_tokens = p.sample_tokens;
   so.scratch = beside(o.output, ".piece");
+  const LayerFormat base = base_format(c);
   so.formats = {LayerFormat::kInt8};
-  so.measured = {LayerFormat::kInt8};
+  if (base != LayerFormat::kInt8) so.formats.push_back(base);
+  so.measured = so.formats;
   if (p.search) {
     so.formats.clear();
     for (LayerFormat f : p.formats)
@@ -106,11 +115,22 @@ Result<Planned> plan_recipe(const QuantizeOptions& o, const PlanOptions& p, hw::
   }
   if (c.sensitive_auto) {
     c.sensitive_auto = false;
-    if (!p.search)  // which has a format for every part
-      for (const Candidate* unit : float_units(s, c.bound)) {
+    if (p.search) {
+      out.found.push_back("sensitive_layers: auto gives way to the search, which has a format for every part");
+    } else {
+      std::vector<double> rounded;
+      for (const Candidate& unit : s.candidates)
+        if (!unit.static_scale && unit.format == base) rounded.push_back(unit.kl);
+      const auto kept = float_units(s, base, c.bound);
+      for (const Candidate* unit : kept) {
         c.sensitive_layers.push_back(unit->name);
-        out.found.push_back(fmt::format("{} stays float: at int8 it alone has a KL of {:.5f}", unit->name, unit->kl));
+        out.found.push_back(fmt::format("{} stays float: at {} it alone has a KL of {:.5f}", unit->name,
+                                        layer_format_name(base), unit->kl));
+        rounded.erase(std::find(rounded.begin(), rounded.end(), unit->kl));
       }
+      out.found.push_back(fmt::format("of {} parts {} stay float; the others at {} should add a KL of {:.5f}",
+                                      s.units.size(), kept.size(), layer_format_name(base), s.together(rounded)));
+    }
   }
   if (c.activations == ActivationScheme::kAuto) {
     c.activations = ActivationScheme::kPerTensor;

@@ -1,6 +1,6 @@
 #pragma once
 // From "find it out" to a recipe: measures sensitivity on a model and fills in what a recipe leaves open.
-//   sensitive_layers: auto     the fewest parts in float so that the others at int8 stay within bound
+//   sensitive_layers: auto     the fewest parts in float so that the others, rounded, stay within bound
 //   activation_scheme: auto    static scales, except where a scale per token is needed to stay within bound
 //   saturation: layers: auto   where a scale that saturates leaves the layer a smaller error
 //   search                     a format per part: the fastest within the limits

@@ -149,6 +149,22 @@ TEST(ChoiceTest, TheLastWordWins) {
   EXPECT_EQ(c.counts()[0].matches, 2);
 }
 
+TEST(ChoiceTest, ABeginningMeansWhatIsRoundedAnyway) {
+  ir::Graph g = two_layers(false);
+  for (ir::Block& b : g.blocks)
+    for (ir::WeightDecl& d : b.weights)
+      if (d.name == "attn.o.weight") d.mark = ir::Mark::kIndex;
+  const Choice prefix = choose("quant: {layers: {layers.0.attn: int4}}", g);
+  EXPECT_TRUE(prefix.rounds("layers.0.attn.q.weight"));
+  EXPECT_FALSE(prefix.rounds("layers.0.attn.o.weight"));
+  EXPECT_EQ(prefix.counts()[0].matches, 1);
+  EXPECT_TRUE(choose("quant: {layers: {layers.0.attn.o: int8}}", g).rounds("layers.0.attn.o.weight"));
+  EXPECT_FALSE(choose("quant: {layers: {layers.0.attn.o: int8, layers.0: float}}", g).rounds("layers.0.attn.o.weight"));
+  const Choice pattern = choose("quant: {layers: {\"re:layers.*\": int8}}", g);
+  EXPECT_TRUE(pattern.rounds("layers.1.attn.o.weight"));
+  EXPECT_THAT(pattern.notes(), ::testing::ElementsAre(HasSubstr("2 of the 4 matrices that 're:layers.*' matches")));
+}
+
 TEST(ChoiceTest, ATiedHeadGetsAMatrixOfItsOwn) {
   ir::Graph g = two_layers(true);
   const Choice c = choose("quant: {layers: {lm_head: int8}}", g);
@@ -273,7 +289,8 @@ TEST(CalibrationTest, IdsWithoutTokenizer) {
   CalibrationRequest r{file, 10, 3, 100};
   ASSERT_TRUE(write_file(file, "{\"ids\": [1, 2, 3, 4]}\n\n{\"ids\": [5]}\n").ok());
   const auto set = load_calibration(r, nullptr, nullptr).value();
-  EXPECT_THAT(set.sequences, ::testing::ElementsAre(::testing::ElementsAre(1, 2, 3), ::testing::ElementsAre(5)));
+  // The line's last quarter of a sequence and more is one; a line alone always.
+  EXPECT_THAT(set.sequences, ::testing::ElementsAre(::testing::ElementsAre(1, 2, 3), ::testing::ElementsAre(4), ::testing::ElementsAre(5)));
   ASSERT_TRUE(write_file(file, "{\"ids\": [100]}\n").ok());
   EXPECT_THAT(load_calibration(r, nullptr, nullptr).error().message(), HasSubstr("vocabulary"));
   ASSERT_TRUE(write_file(file, "{\"text\": \"x\"}\n").ok());
@@ -282,6 +299,35 @@ TEST(CalibrationTest, IdsWithoutTokenizer) {
   EXPECT_FALSE(load_calibration(r, nullptr, nullptr).ok());
   r.file.clear();
   EXPECT_THAT(load_calibration(r, nullptr, nullptr)->source, HasSubstr("random"));
+}
+
+TEST(CalibrationTest, DrawnFromAllOfIt) {
+  const TempDir dir;
+  std::string sorted;
+  for (int i = 0; i < 100; ++i) sorted += fmt::format("{{\"ids\": [{}]}}\n", i);
+  ASSERT_TRUE(write_file(dir / "c.jsonl", sorted).ok());
+  const CalibrationRequest first{dir / "c.jsonl", 40, 3, 100, false}, drawn{dir / "c.jsonl", 40, 3, 100, true};
+  EXPECT_EQ(load_calibration(first, nullptr, nullptr)->sequences.back(), std::vector<int32_t>{39});
+  const CalibrationSet set = *load_calibration(drawn, nullptr, nullptr);
+  ASSERT_EQ(set.sequences.size(), 40u);
+  EXPECT_EQ(set.unused, 60);
+  EXPECT_EQ(set.sequences, load_calibration(drawn, nullptr, nullptr)->sequences);
+  // What takes some of them, from either end or every eighth, takes from both halves of the file.
+  const auto late = [&](size_t begin, size_t end, size_t step) {
+    int n = 0;
+    for (size_t i = begin; i < end; i += step) n += set.sequences[i][0] >= 50;
+    return n;
+  };
+  for (int n : {late(0, 10, 1), late(30, 40, 1), late(7, 40, 8) * 2}) {
+    EXPECT_GE(n, 2);
+    EXPECT_LE(n, 8);
+  }
+  CalibrationRequest all = drawn;
+  all.samples = 1000;
+  auto whole = load_calibration(all, nullptr, nullptr)->sequences;
+  EXPECT_EQ(whole.size(), 100u);
+  std::sort(whole.begin(), whole.end());
+  EXPECT_EQ(std::unique(whole.begin(), whole.end()), whole.end());
 }
 
 TEST(CompareTest, ErrorOfAMeanCountsSequencesNotTokens) {

@@ -32,6 +32,16 @@ int64_t weights_bytes(const ir::Graph& g) {
   return bytes;
 }
 
+std::map<std::string, int64_t> formats_of(const ir::Graph& g) {
+  std::map<std::string, int64_t> n;
+  for (const ir::Block& b : g.blocks)
+    for (const ir::WeightDecl& d : b.weights)
+      if (ir::is_quantized(d)) n[ir::format_text(d)] += int64_t(b.layers.size());
+  for (const ir::WeightDecl& d : g.epilogue.weights)
+    if (ir::is_quantized(d)) ++n[ir::format_text(d)];
+  return n;
+}
+
 bool any_spread(const QuantConfig& c, const ir::Graph& g) {
   for (const ir::Block& b : g.blocks)
     for (const ir::WeightDecl& d : b.weights)
@@ -141,9 +151,7 @@ class Walk {
     MI_TRY(OutputDir out, OutputDir::create(o_.output, o_.force));
     report_.chosen = choice.counts();
     report_.notes = o_.config.notes;
-    report_.weight_bits = o_.config.weight_bits;
-    report_.group_size = o_.config.weight_bits == 4 ? o_.config.group_size : 0;
-    report_.quantized_matrices = o_.config.rounding == Rounding::kNone ? 0 : choice.rounded();
+    report_.notes.insert(report_.notes.end(), choice.notes().begin(), choice.notes().end());
     report_.float_matrices = choice.kept();
     MI_TRY_VOID(declare(choice));
     spread_ = any_spread(o_.config, rounded_.graph);
@@ -213,6 +221,7 @@ class Walk {
     scales_.declare(g);
     report_.bytes_before = weights_bytes(mir_.graph);
     report_.bytes_after = weights_bytes(g);
+    report_.formats = formats_of(g);
     return ir::verify(g);
   }
 
@@ -220,6 +229,9 @@ class Walk {
     MI_TRY(set_, calibration_of(mir_, o_));
     report_.calibration_source = set_.source;
     report_.calibration_hash = set_.hash;
+    if (set_.unused > 0)
+      report_.notes.push_back(fmt::format("{} has more than calibration_samples: {}; {} were drawn from all of it, {} are left",
+                                          set_.source, o_.config.calibration_samples, set_.sequences.size(), set_.unused));
     split_ = split(set_.sequences);
     if (!o_.compare) {
       split_.compared.clear();
@@ -462,7 +474,7 @@ Result<QuantizeReport> quantize(const QuantizeOptions& o, hw::ThreadPool& pool) 
 
 std::string report_text(const QuantizeReport& r) {
   std::string s;
-  s += r.calibration_source.empty() ? std::string("calibration   not needed by this recipe\n")
+  s += r.calibration_tokens == 0    ? std::string("calibration   not needed by this recipe\n")
                                     : fmt::format("calibration   {}: {} sequences, {} tokens\n", r.calibration_source,
                                                   r.calibration_sequences, r.calibration_tokens);
   if (!r.calibration_mix.empty()) s += fmt::format("made of       {}\n", r.calibration_mix);
@@ -474,14 +486,12 @@ std::string report_text(const QuantizeReport& r) {
   for (const Choice::Count& c : r.chosen) by_format[layer_format_name(c.format)] += c.matches;
   if (r.chosen.size() > kManyPatterns)
     for (const auto& [format, matches] : by_format) s += fmt::format("recipe        {}: {} matrices\n", format, matches);
-  else for (const Choice::Count& c : r.chosen)
-    s += c.format == LayerFormat::kFloat
-             ? fmt::format("kept in float '{}' matches {} matrices\n", c.pattern, c.matches)
-             : fmt::format("{}          '{}' matches {} matrices\n", layer_format_name(c.format), c.pattern, c.matches);
-  const std::string format =
-      r.weight_bits == 4 ? fmt::format("int4 (W4A8, groups of {})", r.group_size) : "int8 (W8A8)";
-  s += fmt::format("matrices      {} {}, {} kept in float by the recipe, {} values smoothed\n", r.quantized_matrices,
-                   format, r.float_matrices, r.smoothed_sites);
+  else
+    for (const Choice::Count& c : r.chosen)
+      s += fmt::format("{:<13} '{}' matches {}\n", layer_format_name(c.format), c.pattern, c.matches);
+  s += "matrices      ";
+  for (const auto& [format, n] : r.formats) s += fmt::format("{} {}, ", n, format);
+  s += fmt::format("{} kept in float by the recipe, {} values smoothed\n", r.float_matrices, r.smoothed_sites);
   s += fmt::format("weights       {} -> {}\n", human_bytes(double(r.bytes_before)), human_bytes(double(r.bytes_after)));
   if (r.spread_matrices > 0) s += fmt::format("gptq          {} matrices, experts counted one by one\n", r.spread_matrices);
   if (r.static_scales > 0) s += fmt::format("activations   {} static scales\n", r.static_scales);
@@ -514,9 +524,7 @@ Json report_json(const QuantizeReport& r) {
   j["calibration"]["traffic_mix"] = r.traffic_mix;
   j["calibration"]["forced_experts"] = r.forced_experts;
   j["warnings"] = r.warnings;
-  j["weight_bits"] = r.weight_bits;
-  if (r.weight_bits == 4) j["group_size"] = r.group_size;
-  j["quantized_matrices"] = r.quantized_matrices;
+  j["formats"] = r.formats;
   j["float_matrices"] = r.float_matrices;
   j["smoothed_sites"] = r.smoothed_sites;
   j["bytes_before"] = r.bytes_before;
@@ -531,14 +539,16 @@ Json report_json(const QuantizeReport& r) {
   j["alphas"] = Json::object();
   for (const auto& [layer, sites] : r.alphas)
     for (const auto& [value, alpha] : sites) j["alphas"][std::to_string(layer)][value] = alpha;
-  j["held_out"] = r.held_out;
-  j["mean_kl"] = r.predictions.mean_kl;
-  j["max_kl"] = r.predictions.max_kl;
-  j["top1_agreement"] = r.predictions.top1_agreement;
   j["compared_tokens"] = r.predictions.tokens;
-  j["nll"] = r.predictions.nll;
-  j["rounded_nll"] = r.predictions.rounded_nll;
-  j["nll_error"] = r.predictions.nll_error;
+  if (r.predictions.tokens > 0) {
+    j["held_out"] = r.held_out;
+    j["mean_kl"] = r.predictions.mean_kl;
+    j["max_kl"] = r.predictions.max_kl;
+    j["top1_agreement"] = r.predictions.top1_agreement;
+    j["nll"] = r.predictions.nll;
+    j["rounded_nll"] = r.predictions.rounded_nll;
+    j["nll_error"] = r.predictions.nll_error;
+  }
   j["layers"] = Json::array();
   for (const LayerDeviation& d : r.layers)
     j["layers"].push_back(

@@ -34,8 +34,8 @@ struct QuantizeOptions {
 struct QuantizeReport {
   std::string calibration_source, calibration_hash;  // "" where nothing needed calibration
   int64_t calibration_sequences = 0, calibration_tokens = 0;
-  int64_t weight_bits = 8, group_size = 0;
-  int64_t quantized_matrices = 0, float_matrices = 0;  // counted per layer, experts as one
+  std::map<std::string, int64_t> formats;              // of quantized matrices: "w4a8_g32"; per layer, experts as one
+  int64_t float_matrices = 0;                          // that the recipe kept, counted likewise
   int64_t smoothed_sites = 0, static_scales = 0, saturated = 0;
   int64_t spread_matrices = 0;                         // rounded with error compensation, experts counted one by one
   std::map<int32_t, std::map<std::string, double>> alphas;  // searched ones, by layer and value

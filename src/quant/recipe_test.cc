@@ -160,6 +160,12 @@ TEST(RecipeTest, WhatContradictsTheRestIsRefused) {
   EXPECT_EQ(recipe("bound: 0.01, percentile: 99.9").notes.size(), 0u);  // as older written recipes have it
 }
 
+TEST(RecipeTest, NothingIsRoundedAndSomethingIs) {
+  EXPECT_THAT(parse_quant_config("quant: {rounding: none, layers: {lm_head: int8}}", "q.yaml").error().message(),
+              HasSubstr("layers wants 'lm_head' at int8"));
+  EXPECT_EQ(recipe("rounding: none, layers: {lm_head: float}").notes.size(), 0u);
+}
+
 TEST(RecipeTest, WhatHasNoEffectIsNoted) {
   const std::pair<const char*, const char*> cases[] = {
       {"observer: mse", "observer has no effect"},

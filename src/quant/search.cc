@@ -182,8 +182,8 @@ std::vector<const Candidate*> per_token_values(const Sensitivity& s, double max_
   return dearest(s, max_kl, 1, [](const Candidate& c) { return c.static_scale; });
 }
 
-std::vector<const Candidate*> float_units(const Sensitivity& s, double max_kl) {
-  return dearest(s, max_kl, s.power, [](const Candidate& c) { return !c.static_scale && c.format == LayerFormat::kInt8; });
+std::vector<const Candidate*> float_units(const Sensitivity& s, LayerFormat f, double max_kl) {
+  return dearest(s, max_kl, s.power, [f](const Candidate& c) { return !c.static_scale && c.format == f; });
 }
 
 std::string recipe_text(const QuantConfig& c, const std::vector<std::string>& comments) {

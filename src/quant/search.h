@@ -47,8 +47,8 @@ std::vector<std::string> explain(const Sensitivity& s, const CostTable& costs, c
 // bound: the values that keep a scale per token, as "layers.3.h", the worst first.
 std::vector<const Candidate*> per_token_values(const Sensitivity& s, double max_kl);
 
-// Units that stay float so that the predicted KL of the others at int8 is within the bound: the fewest.
-std::vector<const Candidate*> float_units(const Sensitivity& s, double max_kl);
+// Units that stay float so that the predicted KL of the others in format f is within the bound: the fewest.
+std::vector<const Candidate*> float_units(const Sensitivity& s, LayerFormat f, double max_kl);
 
 // `base` with the search's answers in it, as YAML that reproduces the run.
 std::string recipe_text(const QuantConfig& c, const std::vector<std::string>& comments);

@@ -227,11 +227,12 @@ TEST(AutomaticTest, FloatUnitsAreTheFewest) {
     for (const Candidate* c : v) n.push_back(c->name);
     return n;
   };
-  EXPECT_THAT(names(float_units(s, 1)), ElementsAre());
-  EXPECT_THAT(names(float_units(s, 0.2)), ElementsAre("u1"));
-  EXPECT_THAT(names(float_units(s, 0.0061)), ElementsAre("u1", "u3"));
-  EXPECT_THAT(names(float_units(s, 0.0031)), ElementsAre("u1", "u3", "u4"));
-  EXPECT_EQ(float_units(s, 0).size(), 5u);
+  EXPECT_THAT(names(float_units(s, LayerFormat::kInt8, 1)), ElementsAre());
+  EXPECT_THAT(names(float_units(s, LayerFormat::kInt8, 0.2)), ElementsAre("u1"));
+  EXPECT_THAT(names(float_units(s, LayerFormat::kInt8, 0.0061)), ElementsAre("u1", "u3"));
+  EXPECT_THAT(names(float_units(s, LayerFormat::kInt8, 0.0031)), ElementsAre("u1", "u3", "u4"));
+  EXPECT_EQ(float_units(s, LayerFormat::kInt8, 0).size(), 5u);
+  EXPECT_EQ(float_units(s, LayerFormat::kInt4G32, 50).size(), 5u);
 }
 
 // Four parts of 0.2 each: 0.8 in sum, 0.4 as the root of their squares.
@@ -265,10 +266,10 @@ TEST(PowerTest, IsTheOneThatFitsWhatWasMeasured) {
 TEST(AutomaticTest, FloatUnitsTogetherCostWhatThePowerSays) {
   Sensitivity s;
   for (int i = 0; i < 4; ++i) s.candidates.push_back(candidate("u" + std::to_string(i), LayerFormat::kInt8, 0.2));
-  EXPECT_EQ(float_units(s, 0.41).size(), 2u);
+  EXPECT_EQ(float_units(s, LayerFormat::kInt8, 0.41).size(), 2u);
   s.power = 2;
-  EXPECT_EQ(float_units(s, 0.41).size(), 0u);
-  EXPECT_EQ(float_units(s, 0.39).size(), 1u);
+  EXPECT_EQ(float_units(s, LayerFormat::kInt8, 0.41).size(), 0u);
+  EXPECT_EQ(float_units(s, LayerFormat::kInt8, 0.39).size(), 1u);
 }
 
 TEST(AutomaticTest, PerTokenValuesAreTheFewest) {

@@ -116,7 +116,8 @@ class Pace {
       if (prompt_tokens >= kLeast) alone_.ran(prompt_tokens, seconds, 0);
     } else if (prompt_tokens >= kLeast) {
       const double foretold = beside_.foretell(prompt_tokens, decode_seconds_);
-      if (foretold > 0)
+      // A limit that nobody asked for is not worth half the prompts' speed, which one slow step would cost for minutes.
+      if (foretold > 0 && !grows_)
         overrun_ = std::clamp(std::max(seconds / foretold, kRoom + kOverrunStays * (overrun_ - kRoom)), kRoom, kMostOverrun);
       beside_.ran(prompt_tokens, seconds, decode_seconds_);
     }

@@ -23,7 +23,7 @@
 
 namespace mi::server {
 
-class AccessLog;
+class LineLog;
 struct HttpCounters;
 
 struct ServerContext {
@@ -43,7 +43,8 @@ struct ServerContext {
   boost::asio::thread_pool* workers = nullptr;  // templates, tokenizing, rendering
   // For /metrics; null until the server listens, or where there is none.
   std::atomic<const HttpCounters*> http{nullptr};
-  const AccessLog* access_log = nullptr;
+  const LineLog* access_log = nullptr;
+  LineLog* traffic = nullptr;  // token ids of what was asked and answered
   std::shared_ptr<const runtime::ExpertLoad> experts;
   std::vector<Fallback> fallbacks;
   int restarts = 0;  // by the watchdog

@@ -6,6 +6,8 @@
 #include <cmath>
 #include <random>
 
+#include "server/line_log.h"
+
 namespace mi::server {
 
 void ServerContext::count(const std::string& endpoint, int status) {
@@ -160,6 +162,8 @@ void Job::start(std::vector<runtime::Request> requests, bool stream) {
   boost::asio::post(strand_, [self = shared_from_this(),
                               requests = std::make_shared<std::vector<runtime::Request>>(std::move(requests))] {
     self->open_ = requests->size();
+    if (self->context_.traffic)
+      for (const runtime::Request& r : *requests) self->said_.push_back(r.prompt);
     for (size_t i = 0; i < requests->size(); ++i) {
       (*requests)[i].timeout_seconds = self->context_.timeout_seconds;
       const runtime::Admission a =
@@ -214,6 +218,7 @@ std::optional<ApiError> Job::failure_of(const runtime::FinishEvent& f, bool gone
 
 void Job::on_event(size_t choice, runtime::Event&& event) {
   const bool quiet = !failure_.empty();  // the answer was an error: events of cancelled choices are not shown
+  if (context_.traffic) record(choice, event);
   if (const auto* p = std::get_if<runtime::PromptEvent>(&event)) {
     if (!quiet) on_prompt(choice, *p);
   } else if (auto* v = std::get_if<runtime::EmbeddingEvent>(&event)) {
@@ -254,6 +259,13 @@ void Job::on_event(size_t choice, runtime::Event&& event) {
       exchange_->end_stream();
     }
   }
+}
+
+// What was computed for nobody counts too: experts were chosen for it.
+void Job::record(size_t choice, const runtime::Event& event) {
+  std::vector<int32_t>& ids = said_[choice];
+  if (const auto* t = std::get_if<runtime::TokenEvent>(&event)) ids.push_back(t->token);
+  if (std::holds_alternative<runtime::FinishEvent>(event)) context_.traffic->write(dump_json({{"ids", ids}}));
 }
 
 void Job::send_event(const Json& j) { exchange_->write("data: " + dump_json(j) + "\n\n"); }

@@ -59,6 +59,7 @@ class Job : public std::enable_shared_from_this<Job> {
 
  private:
   void on_event(size_t choice, runtime::Event&& e);
+  void record(size_t choice, const runtime::Event& e);
   std::optional<ApiError> failure_of(const runtime::FinishEvent& f, bool gone) const;
   void cancel_all();
   std::shared_ptr<Exchange> exchange_;
@@ -70,6 +71,7 @@ class Job : public std::enable_shared_from_this<Job> {
   int64_t prompt_tokens_ = 0, completion_tokens_ = 0, cached_tokens_ = 0;
   size_t choices_per_prompt_ = 1;
   std::string failure_;
+  std::vector<std::vector<int32_t>> said_;  // prompt and answer of each choice, where traffic is recorded
 };
 
 std::string retry_after(double seconds);  // value of the header

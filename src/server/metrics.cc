@@ -10,8 +10,8 @@
 #include <sstream>
 
 #include "base/version.h"
-#include "server/access_log.h"
 #include "server/http/http_server.h"
+#include "server/line_log.h"
 
 namespace mi::server {
 namespace {
@@ -199,6 +199,9 @@ std::string metrics_text(ServerContext& c) {
   if (c.access_log)
     f.counter("metainfer:access_log_dropped_total", "Lines that the access log could not take.",
               double(c.access_log->dropped()));
+  if (c.traffic)
+    f.counter("metainfer:traffic_dropped_total", "Requests that --record-traffic could not take.",
+              double(c.traffic->dropped()));
   f.gauge("metainfer:worker_restarts", "Workers that the watchdog replaced before this one.", double(c.restarts));
   f.gauge("metainfer:build_info", "Always 1; the version is a label.", 1, {{"version", version()}});
   f.gauge("process_start_time_seconds", "Start of the server since the epoch.", double(c.created));

@@ -19,6 +19,7 @@
 #include "server/http/listener.h"
 #include "server/job.h"
 #include "server/keys.h"
+#include "server/line_log.h"
 #include "server/metrics.h"
 #include "server/pages.h"
 
@@ -103,15 +104,19 @@ class Api : public ApiServer {
       keys_ = std::make_shared<const KeyRing>(std::move(keys));
     }
     if (!options_.access_log.empty()) {
-      MI_TRY(log_, AccessLog::open(options_.access_log));
+      MI_TRY(log_, LineLog::open("--access-log", options_.access_log));
       context_.access_log = log_.get();
+    }
+    if (!options_.record_traffic.empty()) {
+      MI_TRY(traffic_, LineLog::open("--record-traffic", options_.record_traffic));
+      context_.traffic = traffic_.get();
     }
     h.done = [this](const AccessRecord& r) {
       // Counted where it is logged, so that both say the same.
       const RouteSpec* route = find_route(r.request.path);
       const int status = r.error_status != 0 ? r.error_status : r.status;
       if (route && route->body && status != 0) context_.count(route->id, status);
-      if (log_) log_->write(r);
+      if (log_) log_->write(access_line(r));
     };
     std::shared_ptr<TlsContext> tls;
     if (has_tls()) {
@@ -139,7 +144,8 @@ class Api : public ApiServer {
   }
 
   bool can_reload() const override {
-    return has_tls() || !options_.api_key_file.empty() || (log_ && options_.access_log != "-");
+    return has_tls() || !options_.api_key_file.empty() || (log_ && options_.access_log != "-") ||
+           (traffic_ && options_.record_traffic != "-");
   }
 
   Status reload() override {
@@ -154,6 +160,7 @@ class Api : public ApiServer {
       MI_TRY(tls, read_tls(options_.tls_cert, options_.tls_key));
     }
     if (log_) MI_TRY_VOID(log_->reopen());
+    if (traffic_) MI_TRY_VOID(traffic_->reopen());
     if (ring) std::atomic_store(&keys_, std::move(ring));
     if (tls) http_->set_tls(std::move(tls));
     return {};
@@ -300,7 +307,7 @@ class Api : public ApiServer {
   ServerContext context_;
   std::string openapi_;
   std::shared_ptr<const KeyRing> keys_;  // null: no key needed; read and replaced atomically
-  std::unique_ptr<AccessLog> log_;       // outlives the http server, which writes to it
+  std::unique_ptr<LineLog> log_, traffic_;  // outlive who writes to them: the http server, the workers
   BoundAddress address_;
   std::unique_ptr<HttpServer> http_;
   std::shared_ptr<std::atomic<bool>> io_answered_ = std::make_shared<std::atomic<bool>>(true);

@@ -25,6 +25,7 @@ struct ServeOptions {
   std::string api_key_file;              // empty: no key needed
   std::string tls_cert, tls_key;         // empty: plain HTTP
   std::string access_log;                // empty: none; "-": standard output
+  std::string record_traffic;            // likewise
   bool ui = true;                        // the pages for people
   std::shared_ptr<const runtime::ExpertLoad> experts;  // for /metrics; null: not shown
   Cors cors;                             // whose pages may read the answers

@@ -61,8 +61,9 @@ Result<VerifyReport> verify_reference(const Session& s, const Path& reference, V
 Status check_reference(const Path& reference);
 Status check_mir(const Path& mir);
 
-// engine: where s was opened from. Texts are the tokenizer's ids of the built-in one, or seeded random ids.
-Result<VerifyReport> verify_mir(const Session& s, const Path& engine, const Path& mir, VerifyLimits limits);
+// engine: where s was opened from. data: text or .jsonl that both run; empty: the built-in text, or seeded random ids.
+Result<VerifyReport> verify_mir(const Session& s, const Path& engine, const Path& mir, const Path& data,
+                                VerifyLimits limits);
 
 // A MIR and its weights against a recorded reference; so.engine is not looked at.
 Result<VerifyReport> verify_tensors(const Path& mir, const Path& reference, SessionOptions so, VerifyLimits limits);

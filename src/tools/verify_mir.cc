@@ -92,7 +92,8 @@ Status check_mir(const Path& mir) {
   return {};
 }
 
-Result<VerifyReport> verify_mir(const Session& s, const Path& engine, const Path& mir, VerifyLimits limits) {
+Result<VerifyReport> verify_mir(const Session& s, const Path& engine, const Path& mir, const Path& data,
+                                VerifyLimits limits) {
   MI_TRY(const quant::TemporaryEngine files, quant::build_temporary_engine(mir, temporary_place(), 0, "fp32"));
   exec::LoadOptions l = s.engine->options();
   l.kv_type = "f32";
@@ -106,10 +107,12 @@ Result<VerifyReport> verify_mir(const Session& s, const Path& engine, const Path
                      p.layers, p.hidden, m.layers, m.hidden);
 
   quant::CalibrationRequest request;
+  request.file = data;
+  request.draw = !data.empty();
   request.samples = 4;
   request.length = std::min<int64_t>({256, s.max_seq_len, s.engine->options().max_tokens_per_step});
   request.vocab = m.vocab;
-  MI_TRY(const quant::CalibrationSet set, quant::load_calibration(request, s.text.tokenizer.get(), nullptr));
+  MI_TRY(const quant::CalibrationSet set, quant::load_calibration(request, s.text.tokenizer.get(), s.text.chat.get()));
   Judge judge(judged_precision(s.engine->manifest()), s.engine->options().kv_type, limits);
   {
     MI_TRY(const artifact::LoadedArtifact a, artifact::open_artifact(engine));

@@ -122,10 +122,12 @@ Result<PassesReport> verify_passes(const PassesOptions& o) {
   const ir::ModelInfo& info = mir.graph.info;
   MI_TRY(const text::ModelText text, text::load_model_text(o.model / "tokenizer"));
   quant::CalibrationRequest request;
+  request.file = o.data;
+  request.draw = !o.data.empty();
   request.samples = o.samples;
   request.length = std::min(o.length, info.max_positions);
   request.vocab = info.vocab;
-  MI_TRY(const quant::CalibrationSet set, quant::load_calibration(request, text.tokenizer.get(), nullptr));
+  MI_TRY(const quant::CalibrationSet set, quant::load_calibration(request, text.tokenizer.get(), text.chat.get()));
 
   // Which passes have something to do here: the others would only build the same engine again.
   std::vector<std::string> names, busy;
@@ -179,10 +181,12 @@ Result<PassesReport> verify_passes(const PassesOptions& o) {
 }
 
 std::string passes_text(const PassesReport& r) {
-  std::string s = fmt::format("{} tokens of {}; each line beside the one before it, \"all but\" beside all passes\n{:<28} {:>8} {:>8} {:>12} {:>12} {:>8}  {}\n",
-                              r.tokens, r.texts, "pass", "ops", "calls", "logits differ", "bound", "tokens", "first difference");
+  size_t wide = 0;
+  for (const PassCheck& c : r.rows) wide = std::max(wide, c.what.size());
+  std::string s = fmt::format("{} tokens of {}; each line beside the one before it, \"all but\" beside all passes\n{:<{}} {:>8} {:>8} {:>12} {:>12} {:>8}  {}\n",
+                              r.tokens, r.texts, "pass", wide, "ops", "calls", "logits differ", "bound", "tokens", "first difference");
   for (const PassCheck& c : r.rows) {
-    s += fmt::format("{:<28} {:>8} {:>8} ", c.what, c.nodes, c.instructions);
+    s += fmt::format("{:<{}} {:>8} {:>8} ", c.what, wide, c.nodes, c.instructions);
     if (c.idle)
       s += fmt::format("{:>12}\n", "nothing to do");
     else if (&c == &r.rows.front())

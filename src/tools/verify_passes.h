@@ -22,6 +22,7 @@ namespace mi::tools {
 
 struct PassesOptions {
   Path model;               // MIR
+  Path data;                // text or .jsonl; empty: built in
   std::string precision;    // as compiler::BuildOptions
   std::string kv_type;      // "": the engine's default
   std::string attention_order = "auto";  // exec::LoadOptions::attention_order

@@ -67,7 +67,7 @@ def test_page_asks_for_what_is_served(served):
 def test_every_metric_is_documented(served):
     documented = set(METRIC.findall(DOCS.read_text()))
     assert set(served["families"]) - documented == set()
-    for name in documented - {"metainfer:access_log_dropped_total", "metainfer:expert_tokens_total", "metainfer:fallback_info"}:     # there when asked for, or needed, only
+    for name in documented - {"metainfer:access_log_dropped_total", "metainfer:traffic_dropped_total", "metainfer:expert_tokens_total", "metainfer:fallback_info"}:     # there when asked for, or needed, only
         assert name in served["families"] or name.removesuffix("_bucket") in served["families"], f"{DOCS.name} names {name}, which is not served"
 
 

@@ -349,6 +349,21 @@ def test_access_log_is_moved_away(mini_int8, tmp_path):
         assert len((tmp_path / "old.log").read_text().splitlines()) == 1
 
 
+def test_recorded_traffic_is_what_profile_reads(mini_int8, tmp_path):
+    traffic = tmp_path / "traffic.jsonl"
+    with Server(mini_int8, "--model", "m", "--max-seq-len", 512, "--record-traffic", traffic) as s:
+        ids = json.loads(request(s, "/tokenize", {"model": "m", "prompt": "tell me about the sea"})[2])["tokens"]
+        for n in (1, 2):
+            assert request(s, "/v1/completions", {"model": "m", "prompt": ids, "max_tokens": 5, "n": n, "ignore_eos": True})[0] == 200
+        request(s, "/v1/completions", {"model": "m", "prompt": ids, "max_tokens": -5})     # refused: nothing of it is computed
+        until(lambda: len(traffic.read_text().splitlines()) == 3)
+    lines = [json.loads(line)["ids"] for line in traffic.read_text().splitlines()]
+    assert all(line[:len(ids)] == ids and len(line) == len(ids) + 5 for line in lines)
+    done = run("profile", "--engine", mini_int8, "--experts", tmp_path / "e.json", "--data", traffic)
+    assert done.returncode == 0, done.stderr
+    assert traffic.stat().st_mode & 0o7 == 0
+
+
 def test_log_that_nobody_reads_holds_up_nobody(mini_int8):
     with Server(mini_int8, "--model", "m", "--max-seq-len", 512, "--access-log", "-") as s:     # conftest stops reading once it listens
         c = http.client.HTTPConnection(*address(s), timeout=20)

@@ -113,7 +113,7 @@ Card make_card(const Subject& s, int64_t available, double kv_fraction) {
                              context(c.context_int8), kv_fraction * 100, human_bytes(double(available))));
   if (s.engine) {
     for (const auto& p : s.engine->manifest.passes)
-      add("pass", fmt::format("{:<20} {}  {} -> {} ops", p.name, p.skipped ? "off" : "on ", p.nodes_before, p.nodes_after));
+      add("pass", fmt::format("{:<24} {}  {} -> {} ops", p.name, p.skipped ? "off" : "on ", p.nodes_before, p.nodes_after));
     for (const auto& x : s.engine->manifest.fallbacks)
       add("fallback", fmt::format("{}: {} ({}); {}", x.where, x.what, x.why, x.fix));
   }

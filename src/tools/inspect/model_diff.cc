@@ -123,7 +123,7 @@ std::string model_diff_text(const ModelDiff& c) {
   }
   for (auto& [key, place] : places) {
     std::sort(place.second.begin(), place.second.end());
-    if (!place.second.empty()) weights[place.first].what += "  (layers " + compiler::layers_text(place.second) + ")";
+    if (!place.second.empty()) weights[place.first].what += "  (" + compiler::layers_text(place.second) + ")";
   }
   const auto side = [](const std::string& s) { return s.empty() ? std::string("-") : s; };
   std::string s;
