@@ -21,16 +21,20 @@ function(mi_precompile target owner headers)
   endif()
 endfunction()
 
-# The rooms whose loops the tests wait for. Under a sanitizer only they are optimised: instrumented code takes three times
-# as long to optimise as plain code, and what is not optimised away is checked.
+# The rooms whose loops the tests wait for. Under a sanitizer only they, and what fuzzers run, are optimised: instrumented
+# code takes three times as long to optimise as plain code, and what is not optimised away is checked.
 set(MI_HOT_ROOMS base hw tensor text kernels exec quant runtime)
 set(MI_NOT_OPTIMISED -O0 -Wno-return-type)   # only optimising shows GCC that MI_CHECK(false, ...) does not return
 
-# mi_room_options(TARGET ROOM)
-function(mi_room_options target room)
+# mi_room_options(TARGET ROOM FUZZED)
+function(mi_room_options target room fuzzed)
   set(owner mi_base)
-  if(MI_SANITIZE AND NOT room IN_LIST MI_HOT_ROOMS)
-    set(owner mi_ir)      # a precompiled header is good for one level of optimisation
+  if(MI_SANITIZE AND NOT fuzzed AND NOT room IN_LIST MI_HOT_ROOMS)
+    # A precompiled header is good for one level of optimisation: its owner is the first room without it.
+    set(owner mi_ir)
+    if(MI_FUZZ)
+      set(owner mi_compiler)
+    endif()
     target_compile_options(${target} PRIVATE ${MI_NOT_OPTIMISED})
   endif()
   if(MI_PCH)
