@@ -72,6 +72,7 @@ class Invariance : public testing::Test {
     q.calibration = fs::path(MI_SOURCE_DIR) / "models/mini-m3-eval/calib.jsonl";
     q.config.calibration_samples = kSanitized ? 4 : 32;
     q.config.weight_bits = bits;
+    q.config.rounding = quant::Rounding::kNearest;  // which of two whole numbers a weight became is the same to all engines
     if (bits == 4) q.config.weights = quant::WeightScheme::kPerGroup, q.config.group_size = 64;
     q.compare = false;
     hw::ThreadPool pool(2);
