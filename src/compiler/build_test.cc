@@ -452,7 +452,7 @@ TEST_F(Build, GroupsOfExpertsByHand) {
 
   const auto wrong = [&](std::vector<ExpertGroups> groups, const std::string& words) {
     o.expert_groups = std::move(groups);
-    failed(build_engine(o), ErrorCode::kUsage, words);
+    failed(build_engine(o), ErrorCode::kBadInput, words);
   };
   wrong({{{0}, 2, {}}}, "layer 0 has no grouped experts");
   wrong({{{1}, 2, {}}, {{}, 2, {}}}, "layer 1 is given twice");

@@ -17,13 +17,13 @@ Status check_members(const std::vector<std::vector<int32_t>>& groups, int64_t ex
   for (const auto& group : groups)
     for (const int32_t e : group) {
       if (e < 0 || e >= experts)
-        return fail(ErrorCode::kUsage, "expert_groups: layer {} has experts 0 to {}, not {}", layer, experts - 1, e);
-      if (seen[size_t(e)]) return fail(ErrorCode::kUsage, "expert_groups: expert {} of layer {} is in two groups", e, layer);
+        return bad_input("expert_groups: layer {} has experts 0 to {}, not {}", layer, experts - 1, e);
+      if (seen[size_t(e)]) return bad_input("expert_groups: expert {} of layer {} is in two groups", e, layer);
       seen[size_t(e)] = true;
     }
   const auto missing = std::find(seen.begin(), seen.end(), false);
   if (missing != seen.end())
-    return fail(ErrorCode::kUsage, "expert_groups: expert {} of layer {} is in no group; every expert has to be in one",
+    return bad_input("expert_groups: expert {} of layer {} is in no group; every expert has to be in one",
                 missing - seen.begin(), layer);
   return {};
 }
@@ -36,7 +36,7 @@ Status set_expert_groups(const std::vector<ExpertGroups>& wanted, artifact::Mani
   for (artifact::Instr& i : m->program)
     if (i.op == Op::kGroupedExperts) grouped[i.layer] = &i;
   if (grouped.empty())
-    return fail(ErrorCode::kUsage, "expert_groups: no layer has grouped experts; the model has none, or the pass group_experts is off");
+    return bad_input("expert_groups: no layer has grouped experts; the model has none, or the pass group_experts is off");
   for (const ExpertGroups& g : wanted) {
     std::vector<int32_t> layers = g.layers;
     if (layers.empty())
@@ -44,9 +44,9 @@ Status set_expert_groups(const std::vector<ExpertGroups>& wanted, artifact::Mani
     for (const int32_t layer : layers) {
       const auto it = grouped.find(layer);
       if (it == grouped.end())
-        return fail(ErrorCode::kUsage, "expert_groups: layer {} has no grouped experts", layer);
+        return bad_input("expert_groups: layer {} has no grouped experts", layer);
       artifact::Instr& i = *it->second;
-      if (!i.groups.empty()) return fail(ErrorCode::kUsage, "expert_groups: layer {} is given twice", layer);
+      if (!i.groups.empty()) return bad_input("expert_groups: layer {} is given twice", layer);
       const int64_t experts = experts_of(*m, i);
       if (g.size > 0) {
         for (int64_t e = 0; e < experts; ++e) {
